@@ -62,6 +62,11 @@ VALID_VALUES = {
         "etcd": {"enabled": False, "endpoints": "etcd://10.0.0.5:2379,10.0.0.6:2379"},
         "tls": {"clientsSecret": "clients", "workersSecret": "workers"},
     },
+    "routers and workers with certificates of their own": {
+        "tls": {"clientsSecret": "clients", "routersSecret": "routers", "workersSecret": "workers", "routersName": "routers,public.example"},
+        "draftPools": [NGRAM_POOL],
+    },
+    "one certificate of the routers for clients and workers": {"tls": {"clientsSecret": "public", "routersSecret": "public", "workersSecret": "workers"}},
     "GPU and CPU pools, n-grams, KEDA": {"targetPools": [GPU_POOL], "draftPools": [GPU_POOL, NGRAM_POOL], "keda": {"enabled": True}},
     "HPAs, a pool with its own bounds": {
         "targetPools": [{**GPU_POOL, "scaling": {"min": 1, "max": 3, "models": "70b", "share": 0.5}}],
@@ -79,6 +84,9 @@ INVALID_VALUES = {
     "a misspelt field": {"targetPools": [{**GPU_POOL, "replica": 1}]},
     "a misspelt field of the router": {"router": {"extraArg": []}},
     "a misspelt field at the top": {"targetPool": [GPU_POOL]},
+    "a certificate for routers only": {"tls": {"routersSecret": "routers"}},
+    "routers without a name": {"tls": {"routersSecret": "routers", "workersSecret": "workers", "routersName": ""}},
+    "a misspelt certificate": {"tls": {"routerSecret": "routers", "workersSecret": "workers"}},
     "no threads": {"targetPools": [cpu_pool("none", threads=0)]},
     "a setting without a value": {"router": {"config": {"lanes": {"code": {"max_k": None}}}}},
     "an HPA with a regular expression": {"targetPools": [{**GPU_POOL, "scaling": {"models": "8b|70b"}}], "hpa": {"enabled": True}},
@@ -103,6 +111,7 @@ def main():
         merged = chart.merge_values(values)
         errors += workers_in_the_wrong_image(objects, merged["images"])
         errors += pods_without_their_extras(objects, merged)
+        errors += wrong_certificates(objects, merged["tls"])
         if name == "threads":
             errors += wrong_threads(objects)
         print(f"{name}: {len(objects)} objects, {len(errors)} errors")
@@ -201,6 +210,51 @@ def pods_without_their_extras(objects, values):
         errors.append(f"the router's file has {files}")
     has_file = any("--config=/etc/outrider/config/router.toml" in arguments(manifest) for manifest in objects)
     return errors + ([] if has_file == bool(files) else ["the router does not read its file"])
+
+
+def wrong_certificates(objects, tls):
+    """Returns an error for each router and worker whose TLS flags lead to other files of Secrets, or other names, than `tls` says."""
+    clients, workers = tls["clientsSecret"], tls["workersSecret"]
+    routers = tls["routersSecret"] or workers
+    expected = {"router": {}, "worker": {}}
+    if clients:
+        expected["router"] |= {"--tls-cert": (clients, "tls.crt"), "--tls-key": (clients, "tls.key")}
+    if workers:
+        expected["router"] |= {
+            "--worker-ca": (workers, "ca.crt"), "--worker-cert": (routers, "tls.crt"), "--worker-key": (routers, "tls.key"),
+            "--worker-name": tls["workersName"],
+        }
+        expected["worker"] |= {"--tls-cert": (workers, "tls.crt"), "--tls-key": (workers, "tls.key"), "--tls-client-ca": (routers, "ca.crt")}
+    if tls["routersSecret"]:
+        expected["worker"]["--tls-client-name"] = tls["routersName"]
+    errors = []
+    for manifest in objects:
+        template = manifest.get("spec", {}).get("template", {})
+        role = template.get("metadata", {}).get("labels", {}).get("outrider/role")
+        if role not in expected:
+            continue
+        flags = (argument.partition("=") for argument in arguments(manifest) if argument.startswith(("--tls-", "--worker-")))
+        found = {flag: file_of_secret(template["spec"], value) or value for flag, _, value in flags}
+        if found != expected[role]:
+            errors.append(f"{manifest['metadata']['name']} has the TLS flags {found}, expected {expected[role]}")
+    return errors
+
+
+def file_of_secret(pod, path):
+    """Returns the Secret and its key that a pod's container finds at a path; None if there is none."""
+    container, = pod["containers"]
+    for mount in container["volumeMounts"]:
+        if not path.startswith(f"{mount['mountPath']}/"):
+            continue
+        file = path.removeprefix(f"{mount['mountPath']}/")
+        volume, = (volume for volume in pod["volumes"] if volume["name"] == mount["name"])
+        if "secret" in volume:
+            return volume["secret"]["secretName"], file
+        for source in volume.get("projected", {}).get("sources", []):
+            for item in source["secret"]["items"]:
+                if item["path"] == file:
+                    return source["secret"]["name"], item["key"]
+    return None
 
 
 def wrong_threads(objects):

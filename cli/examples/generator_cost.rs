@@ -33,6 +33,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let numbers: Vec<u64> = std::env::args().skip(1).filter_map(|word| word.parse().ok()).collect();
     let number = |i: usize, default| numbers.get(i).copied().unwrap_or(default);
     let (streams, events, gap) = (number(0, 256), number(1, 100), Duration::from_millis(number(2, 50)));
+    if streams == 0 || events == 0 {
+        return Err("STREAMS and EVENTS are 1 or more".into());
+    }
     if std::env::args().any(|word| word == "serve") {
         // A setting that is a known 10% slower, for `outrider bench --arm a:prompt=slow --arm b`.
         let gap_of = move |prompt: &str| if prompt == "slow" { gap * 11 / 10 } else { gap };

@@ -16,6 +16,7 @@ pub use service::config::EXIT_BAD_CONFIG as EXIT_USAGE;
 pub mod bench;
 pub mod check_pair;
 pub mod cluster;
+mod count;
 pub mod distill;
 pub mod engine_bench;
 pub mod load;

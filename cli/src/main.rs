@@ -59,7 +59,7 @@ async fn main() -> ExitCode {
         Command::Up(args) => up::main(args).await,
         Command::Bench(args) => bench::main(*args).await,
         Command::EngineBench(args) => engine_bench::main(&args),
-        Command::CheckPair(args) => check_pair::main(&args),
+        Command::CheckPair(args) => check_pair::main(*args).await,
         Command::Distill(args) => distill::main(&args),
         Command::Plan(args) => plan::main(&args),
     }

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use super::arm::{ArmSpec, parse_fields};
 use super::plan::LoadLevel;
+use crate::count::count;
 use crate::load::{Access, Slo, Trust};
 
 const AFTER_HELP: &str = "\
@@ -90,7 +91,7 @@ pub struct BenchArgs {
     pub chat: bool,
 
     /// Closed loop: requests in flight [default: 1,4,16 unless --rate is given]
-    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = count)]
     pub concurrency: Vec<NonZeroUsize>,
 
     /// Open loop: requests per second, with Poisson arrivals
@@ -107,7 +108,7 @@ pub struct BenchArgs {
 
     /// Requests per block, rounded up to a multiple of the task types [default: twice the concurrency, or 10
     /// s of the rate]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     pub block_requests: Option<NonZeroUsize>,
 
     /// Warm-up requests per arm before each load; not counted
@@ -115,7 +116,7 @@ pub struct BenchArgs {
     pub warmup: usize,
 
     /// Maximum output length, tokens
-    #[arg(long, value_name = "N", default_value = "64")]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = count)]
     pub max_tokens: NonZeroUsize,
 
     /// Seed for sampling, arrivals, order and bootstrap
@@ -278,7 +279,10 @@ mod tests {
             ("--rate 1e-300", "0.001 to 100000"),
             ("--temperatures 0,3", "0 to 2"),
             ("--confidence 1", "below 1"),
-            ("--concurrency 0", "invalid value"),
+            ("--concurrency 4,0", "1 or more"),
+            ("--block-requests 0", "1 or more"),
+            ("--max-tokens 0", "1 or more"),
+            ("--blocks 0", "0 is not in 1..=10000"),
             ("--timeout-s 0", "0 is not in 1..=86400"),
         ] {
             let error = parse(line).unwrap_err();

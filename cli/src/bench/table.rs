@@ -1,5 +1,6 @@
 //! The report as text for a terminal.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::compare::Comparison;
@@ -48,12 +49,29 @@ fn head(report: &Report) -> String {
     text
 }
 
+/// Widths of the columns with names, of which some are given by the user.
+#[derive(Clone, Copy)]
+struct NameWidths {
+    task: usize,
+    arm: usize,
+}
+
+impl NameWidths {
+    fn of(report: &Report) -> Self {
+        let tasks = report.tasks.iter().map(|task| task.chars().count());
+        let arms = report.arms.iter().map(|arm| arm.name.chars().count());
+        Self { task: tasks.fold(14, usize::max), arm: arms.fold(8, usize::max) }
+    }
+}
+
 fn condition_table(report: &Report, condition: &Condition, results: &[ArmResult]) -> String {
     let mut text = String::new();
+    let widths = NameWidths::of(report);
+    let NameWidths { task: task_width, arm: arm_width } = widths;
     line!(text, "\n== {}, temperature {} ==", condition.level.name(), condition.temperature);
     line!(
         text,
-        "{:<14} {:<8} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7} {:>7} {:>6}",
+        "{:<task_width$} {:<arm_width$} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7} {:>7} {:>6}",
         "task",
         "arm",
         "answers",
@@ -72,7 +90,7 @@ fn condition_table(report: &Report, condition: &Condition, results: &[ArmResult]
         let name = task.map_or("all", |i| report.tasks[i].as_str());
         for (arm, result) in report.arms.iter().zip(results) {
             let figures = task.map_or(&result.overall, |i| &result.by_task[i]);
-            line!(text, "{}", row(name, &arm.name, figures));
+            line!(text, "{}", row((name, arm.name.as_str()), figures, widths));
         }
     }
     for (arm, result) in report.arms.iter().zip(results) {
@@ -105,13 +123,19 @@ fn condition_table(report: &Report, condition: &Condition, results: &[ArmResult]
             );
         }
         if !overall.failures.is_empty() {
-            line!(text, "{}: failed: {:?}", arm.name, overall.failures);
+            line!(text, "{}: failed: {}", arm.name, by_kind(&overall.failures));
         }
     }
     text
 }
 
-fn row(task: &str, arm: &str, figures: &Figures) -> String {
+/// Numbers of failures by kind, as in `3 timed out, 1 cut`.
+pub(super) fn by_kind(failures: &BTreeMap<&'static str, usize>) -> String {
+    failures.iter().map(|(kind, count)| format!("{count} {kind}")).collect::<Vec<_>>().join(", ")
+}
+
+fn row((task, arm): (&str, &str), figures: &Figures, widths: NameWidths) -> String {
+    let NameWidths { task: task_width, arm: arm_width } = widths;
     let ms = |latency: &Option<Distribution>, of: fn(&Distribution) -> f64| {
         latency.as_ref().map_or("-".to_owned(), |latency| format!("{:.1}", of(latency)))
     };
@@ -121,7 +145,7 @@ fn row(task: &str, arm: &str, figures: &Figures) -> String {
     let p50 = |latency: &Distribution| latency.p50.value;
     let p99 = |latency: &Distribution| latency.p99.value;
     format!(
-        "{task:<14} {arm:<8} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7.1} {:>7} {:>6}",
+        "{task:<task_width$} {arm:<arm_width$} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7.1} {:>7} {:>6}",
         figures.completed,
         ms(&figures.ttft, p50),
         ms(&figures.ttft, p99),
@@ -146,6 +170,7 @@ fn positions(result: &ArmResult) -> String {
 
 fn verdicts<'a>(report: &Report, rows: impl Iterator<Item = (&'a str, &'a Comparison)>) -> String {
     let mut text = String::new();
+    let task_width = NameWidths::of(report).task;
     line!(
         text,
         "{} over {}: speedup with its {:.0}% interval, threshold {}",
@@ -164,7 +189,7 @@ fn verdicts<'a>(report: &Report, rows: impl Iterator<Item = (&'a str, &'a Compar
         };
         line!(
             text,
-            "  {task:<14} {speedup:<22} {}{reason}; same text in {} of {}",
+            "  {task:<task_width$} {speedup:<22} {}{reason}; same text in {} of {}",
             comparison.verdict.label(),
             comparison.same_text,
             comparison.pairs
@@ -201,4 +226,26 @@ fn foot(report: &Report) -> String {
         line!(text, "fault: {fault}");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::load::FigureOptions;
+
+    #[test]
+    fn failures_are_listed_by_kind() {
+        assert_eq!(by_kind(&BTreeMap::from([("timed out", 3), ("cut", 1)])), "1 cut, 3 timed out");
+    }
+
+    #[test]
+    fn long_names_widen_their_columns() {
+        let widths = NameWidths { task: 20, arm: 12 };
+        let figures = Figures::of([], Duration::from_secs(1), &FigureOptions::default());
+        let short = row(("sql", "on"), &figures, widths);
+        let long = row(("a_task_of_20_letters", "twelve_chars"), &figures, widths);
+        assert_eq!(short.chars().count(), long.chars().count());
+    }
 }

@@ -9,6 +9,7 @@ use speculation::step::MAX_DRAFT_TOKENS;
 
 use super::error::CheckPairError;
 use super::eval::PairOptions;
+use crate::count::count;
 
 /// Text after the flags in `outrider check-pair --help`.
 const AFTER_HELP: &str = "\
@@ -79,7 +80,7 @@ pub struct CheckPairArgs {
     pub draft_weights: WeightsArg,
 
     /// Compute threads
-    #[arg(long, value_name = "N", default_value = "1")]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = count)]
     pub threads: NonZeroUsize,
 
     /// Ballast for the target, in parameters, such as 250M: costs time, changes no token; shows the draft's
@@ -99,6 +100,11 @@ pub struct CheckPairArgs {
     /// Print JSON instead of Markdown
     #[arg(long)]
     pub json: bool,
+
+    /// Stop when standard input closes, for a parent that must not leave processes behind. A router sets the
+    /// variable for the check that its console starts
+    #[arg(long, hide = true, env = "OUTRIDER_EXIT_ON_STDIN_CLOSE")]
+    pub exit_on_stdin_close: bool,
 }
 
 /// Weight formats, as on the command line.

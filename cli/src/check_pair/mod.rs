@@ -22,6 +22,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use service::process::stdin_closed;
+use tokio::sync::oneshot;
+
 pub use args::{CheckPairArgs, WeightsArg};
 
 use crate::load::Prompt;
@@ -33,7 +36,26 @@ use report::Report;
 use texts::CheckpointText;
 
 /// Runs the subcommand. Prints an error on one line; a pair that cannot be served is also a failure.
-pub fn main(args: &CheckPairArgs) -> ExitCode {
+pub async fn main(args: CheckPairArgs) -> ExitCode {
+    if !args.exit_on_stdin_close {
+        return run_and_print(&args);
+    }
+    let (finished, checked) = oneshot::channel();
+    // Nobody waits for this thread: if the parent ends first, it ends with this process.
+    std::thread::spawn(move || finished.send(run_and_print(&args)).ok());
+    tokio::select! {
+        biased;
+        // The parent has ended.
+        () = stdin_closed() => {
+            output::note("outrider: standard input has closed, so the check has stopped");
+            ExitCode::FAILURE
+        }
+        // An error means that the check has panicked; its message is on standard error.
+        code = checked => code.unwrap_or(ExitCode::FAILURE),
+    }
+}
+
+fn run_and_print(args: &CheckPairArgs) -> ExitCode {
     let outcome = args.check().and_then(|()| match args.quantization {
         true => quantization::run(args).map(|report| (quantization::output(args, &report), true)),
         false => run(args).map(|reports| {

@@ -22,6 +22,7 @@ use tempfile::TempDir;
 use measure::{Bench, Case, FormatBench};
 use memory::{LoadMemoryMeter, probe_bytes};
 
+use crate::count::count;
 use crate::progress::Progress;
 use crate::{EXIT_USAGE, output};
 
@@ -76,7 +77,7 @@ pub struct BenchArgs {
     pub vocab: Option<u32>,
 
     /// Compute threads
-    #[arg(long, value_name = "N", default_value = "1")]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = count)]
     pub threads: NonZeroUsize,
 
     /// Pin each compute thread to a separate core, of those that this process may use
@@ -145,6 +146,7 @@ fn run(args: &BenchArgs) -> Result<String, BenchError> {
     check_counts("--rows", &args.rows)?;
     check_counts("--context", &args.context)?;
     check_counts("--read-mib", &[args.read_mib])?;
+    check_counts("--vocab", args.vocab.map(|vocab| vocab as usize).as_slice())?;
     if let Some(name) = &args.isa {
         use_instruction_set(name)?;
     }

@@ -163,15 +163,16 @@ fn table(document: &Document<'_>) -> String {
         .map_or_else(String::new, |times| format!(", taking at most {times:.2} times the memory that stays"));
     let mut text = format!(
         "{}, computing with {}\n\
-         {} {}: {} weights, {} threads, loaded in {:.2} s{load_peak}\n\
+         {}, weights in {}: {:.1} M parameters, {} {}, loaded in {:.2} s{load_peak}\n\
          memory reads at {:.1} GB/s ({} streams over {} MiB); one token reads {:.2} MB of weights and KV\n\
          {:>5} {:>9} {:>8} {:>10} {:>10} {:>16} {:>10} {:>11} {:>7} {:>8}\n",
         document.cpu,
         document.instruction_set,
         document.model,
         document.weights,
-        document.parameters,
+        document.parameters as f64 / 1e6,
         document.threads,
+        if document.threads == 1 { "thread" } else { "threads" },
         document.load_s,
         document.read_gb_s,
         document.read_streams,
@@ -210,13 +211,13 @@ fn table(document: &Document<'_>) -> String {
     }
     for Knee { context, rows } in &document.knees {
         text.push_str(&format!(
-            "knee behind {context}: {rows} rows cost at most {KNEE} times one row (of the rows measured)\n"
+            "knee after a context of {context}: {rows} is the largest measured number of rows that costs at most {KNEE} times one row\n"
         ));
     }
     for slower in &document.slower_than {
         let SlowerThan { rows, sequences, context, ms, other_weights, other_ms } = slower;
         text.push_str(&format!(
-            "warning: {rows} rows of {sequences} sequences behind {context} take {ms:.3} ms with {} and {other_ms:.3} ms with \
+            "warning: after a context of {context}, rows {rows}, sequences {sequences}: {ms:.3} ms with {}, {other_ms:.3} ms with \
              {other_weights}\n",
             document.weights
         ));

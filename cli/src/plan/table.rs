@@ -30,7 +30,21 @@ pub(super) fn text(plan: &Plan) -> String {
             assumed.rows_max
         ),
     );
+    if plan.draft.is_some() {
+        line(
+            &mut text,
+            format_args!(
+                "next: acceptance matters most: measure it with `outrider check-pair` and give it by position, as in \
+                 --acceptance 0.8,0.75,0.7"
+            ),
+        );
+    }
     text
+}
+
+/// A count with its noun.
+fn plural(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 fn line(text: &mut String, arguments: std::fmt::Arguments<'_>) {
@@ -65,14 +79,15 @@ fn memory(text: &mut String, plan: &Plan) {
         let total = plan.weights_gb.total;
         line(text, format_args!("{:<8}{:>18}{total:>14.2}", "both", format!("1 : {ratio:.1}")));
     }
-    let (targets, gpus) = (plan.targets, &plan.target_gpus);
+    let gpus = &plan.target_gpus;
     let drafting = plan.draft_gpus.as_ref().map(|gpus| format!("; {gpus} draft")).unwrap_or_default();
     let acceptance: Vec<String> = plan.acceptance.iter().map(f64::to_string).collect();
     line(
         text,
         format_args!(
-            "\n{targets} target(s) on {gpus} each{drafting}; sequences of {} tokens, {} of them generated; acceptance {}; a prompt takes \
+            "\n{} on {gpus} each{drafting}; sequences of {} tokens, {} of them generated; acceptance {}; a prompt takes \
              {:.0} ms on an idle target",
+            plural(plan.targets.into(), "target"),
             plan.context,
             plan.output_tokens,
             acceptance.join(", "),
@@ -102,8 +117,8 @@ fn write_placement(text: &mut String, plan: &Plan, placement: &Placement) {
     line(
         text,
         format_args!(
-            "{title}: KV budget {budget:.1} GB, {} sequences at once at each target",
-            placement.concurrency
+            "{title}: KV budget {budget:.1} GB, {} at once at each target",
+            plural(placement.concurrency, "sequence")
         ),
     );
     loads(text, &placement.loads);
@@ -111,7 +126,8 @@ fn write_placement(text: &mut String, plan: &Plan, placement: &Placement) {
         rates(text, rate);
     }
     if let Some(wanted) = placement.wanted_draft_gpus_per_target {
-        line(text, format_args!("  wanted ratio: {wanted} draft GPU(s) for each target at its full load"));
+        let wanted = plural(wanted, "draft GPU");
+        line(text, format_args!("  wanted ratio: {wanted} for each target at its full load"));
     }
     if let Some(longest) = placement.longest_wire_ms {
         line(
@@ -162,15 +178,18 @@ fn rates(text: &mut String, rate: &RateAnswer) {
         Some(at) => line(
             text,
             format_args!(
-                "  rate: served with {} sequences at each target, {:.2} ms per token; at most {:.2} requests/s",
-                at.sequences, at.best.tpot_ms, rate.most
+                "  rate: served with {} at each target, {:.2} ms per token; at most {:.2} requests/s",
+                plural(at.sequences, "sequence"),
+                at.best.tpot_ms,
+                rate.most
             ),
         ),
         None => line(
             text,
             format_args!(
-                "  rate: not served: at most {:.2} requests/s; {} targets are needed",
-                rate.most, rate.targets_needed
+                "  rate: not served: at most {:.2} requests/s; needed: {}",
+                rate.most,
+                plural(rate.targets_needed, "target")
             ),
         ),
     }
@@ -178,7 +197,7 @@ fn rates(text: &mut String, rate: &RateAnswer) {
 
 fn write_limits(text: &mut String, limits: &[Limit]) {
     for (i, limit) in limits.iter().enumerate() {
-        let at = limit.sequences.map_or_else(|| "never".to_owned(), |n| format!("{n} sequences"));
+        let at = limit.sequences.map_or_else(|| "never".to_owned(), |n| plural(n, "sequence"));
         let first = if i == 0 { "breaks first:" } else { "" };
         line(text, format_args!("  {first:<14}{:<12}{at:>16}  {}", limit.what, limit.then));
     }

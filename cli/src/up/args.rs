@@ -8,6 +8,8 @@ use std::str::FromStr;
 
 use engine::ParameterCount;
 
+use crate::count::count;
+
 /// Upper limit of workers on one machine, to catch typing errors.
 const WORKERS_MAX: u64 = 64;
 
@@ -78,7 +80,7 @@ pub struct UpArgs {
     pub no_evidence: bool,
 
     /// Compute threads per worker [default: the worker's default, all cores: draft and target run in turns]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     pub threads: Option<NonZeroUsize>,
 
     /// File of accepted API keys, one per line (docs/operating.md); without it only loopback addresses may be

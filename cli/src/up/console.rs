@@ -119,9 +119,10 @@ impl Console {
         self.print_result(line);
     }
 
-    /// Prints the last lines of the start: the console's address and how to stop.
-    pub(super) fn open(&self, admin: &str) {
-        self.print_result(&format!("console: {admin}/\n\nCtrl-C stops it.\n"));
+    /// Prints the last lines of the start: the console's address, how to measure under load and how to stop.
+    pub(super) fn open(&self, checked: &Checked, cluster: &ProcessCluster, admin: &str) {
+        let bench = bench_command(&cluster.http_url(), admin, checked.spec.api_keys.is_some());
+        self.print_result(&format!("console: {admin}/\nunder load: {bench}\n\nCtrl-C stops it.\n"));
     }
 
     /// Prints a note.
@@ -212,9 +213,29 @@ fn curl_command(url: &str, model: &str, with_key: bool) -> String {
     format!("curl -N {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
 }
 
+/// The command that measures the cluster under load, with this program as it was called.
+fn bench_command(url: &str, admin: &str, with_key: bool) -> String {
+    let program = std::env::args_os().next();
+    let program = program.map_or("outrider".into(), |program| program.to_string_lossy().into_owned());
+    let key = if with_key { " --api-key \"$OUTRIDER_API_KEY\"" } else { "" };
+    format!("{program} bench --url {url} --metrics-url {admin}{key}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_command_for_load_names_both_addresses_and_the_key_where_one_is_needed() {
+        let (url, admin) = ("http://127.0.0.1:8000", "http://127.0.0.1:8002");
+        let flags = |with_key| {
+            let command = bench_command(url, admin, with_key);
+            command.split_once(" bench ").unwrap().1.to_owned()
+        };
+        let both = format!("--url {url} --metrics-url {admin}");
+        assert_eq!(flags(false), both);
+        assert_eq!(flags(true), format!("{both} --api-key \"$OUTRIDER_API_KEY\""));
+    }
 
     #[test]
     fn the_command_to_paste_is_one_line_with_valid_json() {

@@ -84,7 +84,7 @@ impl fmt::Display for Evidence {
         let ratio = on / off;
         let same = format!("identical text ({} tokens, seed {SEED})", self.tokens);
         if self.on.drafted == 0 {
-            let reason = self.disabled_reason.as_deref().unwrap_or("no reason was given");
+            let reason = self.disabled_reason.as_deref().unwrap_or("no reason was given").replace('_', " ");
             return write!(f, "drafting: nothing was drafted ({reason}), {off:.1} tokens/s, {same}");
         }
         write!(f, "drafting: {on:.1} tokens/s against {off:.1} without, {ratio:.2} times as fast, {same}")?;
@@ -239,7 +239,7 @@ mod tests {
         );
         assert_eq!(
             evidence(8_600.0, 0).to_string(),
-            "drafting: nothing was drafted (does_not_pay), 14.9 tokens/s, identical text (64 tokens, seed 7)"
+            "drafting: nothing was drafted (does not pay), 14.9 tokens/s, identical text (64 tokens, seed 7)"
         );
     }
 

@@ -121,7 +121,7 @@ async fn serve(
             },
         }
     }
-    console.open(&admin);
+    console.open(checked, cluster, &admin);
     tokio::select! {
         biased;
         // A signal takes precedence if processes end at the same time.

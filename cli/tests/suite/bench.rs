@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::net::TcpListener;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -373,9 +374,9 @@ fn what_cannot_be_measured_is_refused_with_a_reason() {
         assert_eq!(output.status.code(), Some(code), "{fault}");
         assert!(fault.contains(reason), "{arguments:?}: {fault}");
     }
-    let url = server.url();
-    drop(server);
-    std::thread::sleep(Duration::from_millis(100));
+    // The listener is closed at once: nothing listens at its address.
+    let closed = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).unwrap();
+    let url = format!("http://{closed}");
     let unreachable = "start a server there, such as `outrider up`";
     for (url, reason) in [
         (url.as_str(), unreachable),

@@ -1,7 +1,7 @@
 //! `outrider check-pair` as a program: its report on the bundled pair, and its errors.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
@@ -147,6 +147,29 @@ fn quantizing_is_compared_with_bf16() {
 }
 
 #[test]
+fn a_check_that_a_router_started_ends_with_the_router() {
+    let start = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_outrider"));
+        command.arg("check-pair").arg("--target").arg(demo("target")).arg("--draft").arg(demo("draft"));
+        command.args(SHORT).arg("--json").env("OUTRIDER_EXIT_ON_STDIN_CLOSE", "true");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("the program starts")
+    };
+    let mut child = start();
+    let stdin = child.stdin.take();
+    let output = child.wait_with_output().expect("its output can be read");
+    assert_eq!(reports(&output).as_array().map(Vec::len), Some(1), "a router that runs keeps the pipe open");
+    drop(stdin);
+
+    let mut child = start();
+    drop(child.stdin.take());
+    let output = child.wait_with_output().expect("its output can be read");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(output.stdout.is_empty() && error.contains("standard input has closed"), "{error}");
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_by_name() {
     let check = |args: &[&str], code: i32, expected: &str| {
         let output = check_pair(&demo("target"), &demo("draft"), args);
@@ -155,6 +178,8 @@ fn what_makes_no_sense_is_refused_by_name() {
         assert!(error.contains(expected), "{expected:?} is not in {error}");
     };
     check(&["--draft-tokens", "99"], 64, "--draft-tokens is 99, expected 1 to 32");
+    check(&["--num-prompts", "0"], 64, "--num-prompts is 0, expected 1 or more");
+    check(&["--threads", "0"], 64, "expected a whole number, 1 or more");
     check(&["--temperatures", "0,3"], 64, "--temperatures is 3, expected 0 to 2");
     check(&["--max-tokens", "4294967295"], 1, "no prompt fits the models' window");
     check(&["--prompts", "nowhere.jsonl"], 1, "cannot read prompts from nowhere.jsonl");

@@ -111,6 +111,7 @@ fn faults_are_one_line_and_a_code() {
     refused(&["--model", "models/demo/draft", "--weights", "int3"], 64, "int3");
     refused(&["--model", "models/demo/draft", "--rows", "0"], 64, "--rows");
     refused(&["--model", "models/demo/draft", "--vocab", "500"], 64, "--vocab");
+    refused(&["--model", "random:models/demo/draft/config.json", "--vocab", "0"], 64, "--vocab is 0");
     refused(&["--model", "models/demo/draft", "--isa", "mmx"], 64, "portable");
     refused(&["--model", "models/nothing"], 1, "models/nothing");
     refused(&["--model", "random:models/nothing.json"], 1, "models/nothing.json");

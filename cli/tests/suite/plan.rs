@@ -211,9 +211,13 @@ fn what_does_not_fit_is_said_to_break_by_memory_and_apart_it_fits() {
 
     let text = plan(&[&pair[..], &apart].concat());
     let text = String::from_utf8(text.stdout).unwrap();
-    for expected in
-        ["draft on the target's GPUs: does not fit", "breaks first: memory", "assumed, not measured"]
-    {
+    for expected in [
+        "draft on the target's GPUs: does not fit",
+        "breaks first: memory",
+        "assumed, not measured",
+        "\n1 target on 2xH100-80 each; 2xL4-24 draft; ",
+        "\nnext: acceptance matters most",
+    ] {
         assert!(text.contains(expected), "{expected:?} is not in\n{text}");
     }
 }

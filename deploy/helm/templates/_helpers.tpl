@@ -31,6 +31,26 @@ capabilities: { drop: [ALL] }
 readOnlyRootFilesystem: true
 {{- end }}
 
+{{- /* Returns the Secret of the certificate that routers present to workers: their own, or the workers'. Empty without
+       mutual TLS. */}}
+{{- define "outrider.routersSecret" -}}
+{{- if and .Values.tls.routersSecret (not .Values.tls.workersSecret) }}
+{{- fail "tls.routersSecret needs tls.workersSecret: workers that accept only the routers' certificate have one of their own" }}
+{{- end }}
+{{- .Values.tls.routersSecret | default .Values.tls.workersSecret }}
+{{- end }}
+
+{{- /* Volume for mutual TLS between routers and workers. Takes own, the Secret of the pod's certificate and key, and
+       peer, the Secret whose ca.crt is the authority of the other side's certificate. */}}
+{{- define "outrider.workersTls" -}}
+- name: workers-tls
+  projected:
+    defaultMode: 0440
+    sources:
+      - secret: { name: {{ .own }}, items: [{ key: tls.crt, path: tls.crt }, { key: tls.key, path: tls.key }] }
+      - secret: { name: {{ .peer }}, items: [{ key: ca.crt, path: ca.crt }] }
+{{- end }}
+
 {{- /* Spreads the pods of one pool over hosts and zones if possible. Takes root and pool. */}}
 {{- define "outrider.spread" -}}
 {{- range $key := list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}

@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::compare::Comparison;
 use super::report::{ArmResult, Report};
+use super::table::by_kind;
 use crate::load::Figures;
 use crate::load::statistics::Distribution;
 
@@ -82,7 +83,7 @@ fn section(report: &Report, i: usize) -> Value {
 
 fn failures(report: &Report, results: &[ArmResult]) -> Vec<String> {
     let arms = report.arms.iter().zip(results).filter(|(_, result)| !result.overall.failures.is_empty());
-    arms.map(|(arm, result)| format!("{}: {:?}", arm.name, result.overall.failures)).collect()
+    arms.map(|(arm, result)| format!("{}: {}", arm.name, by_kind(&result.overall.failures))).collect()
 }
 
 fn row(task: &str, arm: &str, figures: &Figures) -> serde_json::Value {
