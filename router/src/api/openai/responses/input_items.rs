@@ -8,7 +8,7 @@ use http::HeaderMap;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::not_found;
+use super::stored_response;
 use crate::api::buffered_response::buffered_response;
 use crate::api::functions::unique_part;
 use crate::api::incoming::{authenticate, invalid_query};
@@ -43,8 +43,7 @@ pub(in crate::api) async fn list(
     let PathText(id) = id?;
     let Query(parameters) = parameters.map_err(|error| invalid_query(&error))?;
     let (request, is_ascending) = read_parameters(&parameters)?;
-    let stored =
-        state.responses.get(caller.isolation_key, &id).ok_or_else(|| not_found("response_id", &id))?;
+    let stored = stored_response(&state, caller.isolation_key, &id)?;
     let mut reservation = state.response_memory.reserve();
     reservation.grow(stored.input.len())?;
     let items: Vec<Item> = serde_json::from_str(&stored.input)

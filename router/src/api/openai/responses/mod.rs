@@ -53,8 +53,7 @@ pub(in crate::api) async fn retrieve(
     let PathText(id) = id?;
     let Query(parameters) = parameters.map_err(|error| invalid_query(&error))?;
     refuse_parameters(&parameters)?;
-    let stored =
-        state.responses.get(caller.isolation_key, &id).ok_or_else(|| not_found("response_id", &id))?;
+    let stored = stored_response(&state, caller.isolation_key, &id)?;
     // The store may evict the response while its client reads it.
     let mut reservation = state.response_memory.reserve();
     reservation.grow(stored.json.len())?;
@@ -93,7 +92,7 @@ pub(in crate::api) async fn cancel(
 ) -> Result<Response, RouterError> {
     let caller = authenticate(&state, &headers)?;
     let PathText(id) = id?;
-    state.responses.get(caller.isolation_key, &id).ok_or_else(|| not_found("response_id", &id))?;
+    stored_response(&state, caller.isolation_key, &id)?;
     let message =
         format!("the response `{id}` was not created with background, so that it cannot be cancelled");
     Err(RouterError::invalid("response_id", message))
@@ -114,6 +113,15 @@ fn refuse_parameters(parameters: &[(String, String)]) -> Result<(), RouterError>
             Err(RouterError::invalid(name, message))
         }
     }
+}
+
+/// Returns the stored response that a path names.
+fn stored_response(
+    state: &AppState,
+    isolation_key: u64,
+    id: &str,
+) -> Result<Arc<StoredResponse>, RouterError> {
+    state.responses.get(isolation_key, id).ok_or_else(|| not_found("response_id", id))
 }
 
 fn not_found(param: &'static str, id: &str) -> RouterError {
