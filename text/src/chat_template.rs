@@ -32,7 +32,7 @@ const RENDERED_BYTES_MAX: usize = 8 << 20;
 const NAME: &str = "chat";
 
 /// Variable that requests the beginning of the assistant's next message.
-pub(crate) const ADD_GENERATION_PROMPT: &str = "add_generation_prompt";
+pub const ADD_GENERATION_PROMPT: &str = "add_generation_prompt";
 
 /// One message, as passed to templates.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]

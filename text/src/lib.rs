@@ -22,8 +22,9 @@ use tokenizers::Tokenizer;
 
 pub use added_tokens::with_added_tokens;
 use bytes_bound::max_bytes_per_token;
-use chat_template::{ADD_GENERATION_PROMPT, continuation};
-pub use chat_template::{ChatTemplate, ConversationMessage};
+use chat_template::continuation;
+pub use chat_template::continuation::CONTINUE_FINAL_MESSAGE;
+pub use chat_template::{ADD_GENERATION_PROMPT, ChatTemplate, ConversationMessage};
 use tokenizer_config::TokenizerConfig;
 pub use vocabulary::Vocabulary;
 
@@ -192,7 +193,7 @@ impl ModelText {
     ) -> Result<RenderedChat, TextError> {
         let escaper = SpecialTokenEscaper::new(&self.special, messages, extra);
         let (mut messages, mut variables) = (escaper.messages(messages), escaper.object(extra));
-        variables.remove(continuation::CONTINUE_FINAL_MESSAGE);
+        variables.remove(CONTINUE_FINAL_MESSAGE);
         let is_continued = continuation::is_requested(extra);
         if is_continued {
             continuation::mark_end(&mut messages)?;

@@ -3,7 +3,7 @@
 //! In order: [`args`] parses the command line and [`arm`] defines what is compared; [`plan`] lays out blocks
 //! of requests with alternating arms; [`run`] sends them through [`crate::load`] and keeps the measurements;
 //! [`mod@compare`] and [`mod@break_even`] judge; [`report`] collects everything for [`table`], JSON and
-//! [`page`]; [`failures`] decides whether so many requests failed that the measurement did. Planning and
+//! [`page`]; [`failures`] decides whether too many requests failed for the figures to count. Planning and
 //! judging are pure and tested on simulated servers.
 
 mod args;

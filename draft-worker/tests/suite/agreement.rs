@@ -64,7 +64,9 @@ impl Sequence {
             step_seq: self.step_seq,
             spec: (self.step_seq == 1).then(|| Arc::clone(&self.spec)),
             base_len,
-            prefix_hash: Prefix::new(&ids[..self.sent]).hash_at(base_len).expect("it holds so many"),
+            prefix_hash: Prefix::new(&ids[..self.sent])
+                .hash_at(base_len)
+                .expect("the sequence has base_len ids"),
             append_ids: ids[self.sent..].to_vec(),
             work,
         };

@@ -226,7 +226,7 @@ fn step(
         step_seq,
         spec: (step_seq == 1).then(|| Arc::clone(spec)),
         base_len: base as u32,
-        prefix_hash: Prefix::new(&ids[..base]).hash_at(base as u32).expect("it holds so many"),
+        prefix_hash: Prefix::new(&ids[..base]).hash_at(base as u32).expect("the sequence has base ids"),
         append_ids: ids[base..end].to_vec(),
         work,
     }

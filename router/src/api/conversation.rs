@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
-use text::ConversationMessage;
+use text::{ADD_GENERATION_PROMPT, CONTINUE_FINAL_MESSAGE, ConversationMessage};
 
 use super::parsed_output::OutputPart;
 use crate::error::RouterError;
@@ -15,9 +15,6 @@ const ASSISTANT: &str = "assistant";
 /// Variables of a chat template that only the router sets, besides `tools`.
 pub(super) const OWN_VARIABLES: [&str; 6] =
     ["messages", ADD_GENERATION_PROMPT, CONTINUE_FINAL_MESSAGE, "bos_token", "eos_token", "documents"];
-
-const ADD_GENERATION_PROMPT: &str = "add_generation_prompt";
-const CONTINUE_FINAL_MESSAGE: &str = "continue_final_message";
 
 /// Refuses variables of the chat template that have one of these names; `field` contains them.
 pub(super) fn refuse_variables(

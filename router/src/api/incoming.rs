@@ -95,6 +95,11 @@ pub(super) fn apply_gateway_headers<'a>(
     Ok(gateway.slo)
 }
 
+/// The error for a query parameter that would change the answer.
+pub(super) fn unsupported_parameter(name: &str) -> RouterError {
+    RouterError::invalid(name, format!("the query parameter {name} is not supported: leave it out"))
+}
+
 /// The error for query parameters that cannot be read; the reason names the parameter first, or in backticks.
 pub(super) fn invalid_query(rejection: &QueryRejection) -> RouterError {
     let reason = rejection.source().map_or_else(|| rejection.body_text(), ToString::to_string);

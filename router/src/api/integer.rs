@@ -5,7 +5,7 @@
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, Unexpected, Visitor};
+use serde::de::{Deserializer, Error, Expected, Unexpected, Visitor};
 
 /// First number beyond the range of `i64`.
 const I64_END: f64 = 9_223_372_036_854_775_808.0;
@@ -24,11 +24,11 @@ pub(super) fn optional_list<'de, D: Deserializer<'de>>(
     Ok(values.map(|values| values.into_iter().map(|Integer(value)| value).collect()))
 }
 
-/// The whole number that a number with a point or an exponent stands for; `None` if it has a fraction or is
-/// beyond the range of `i64`.
-pub(super) fn from_float(value: f64) -> Option<i64> {
+/// The whole number that a number with a point or an exponent stands for, for a visitor's `visit_f64`; an
+/// error if it has a fraction or is beyond the range of `i64`.
+pub(super) fn from_float<E: Error>(value: f64, expected: &dyn Expected) -> Result<i64, E> {
     let is_whole = value.fract() == 0.0 && (-I64_END..I64_END).contains(&value);
-    is_whole.then_some(value as i64)
+    if is_whole { Ok(value as i64) } else { Err(E::invalid_type(Unexpected::Float(value), expected)) }
 }
 
 struct Integer(i64);
@@ -50,7 +50,7 @@ impl<'de> Deserialize<'de> for Integer {
                 Ok(Integer(value))
             }
             fn visit_f64<E: Error>(self, value: f64) -> Result<Integer, E> {
-                from_float(value).map(Integer).ok_or_else(|| E::invalid_type(Unexpected::Float(value), &self))
+                from_float(value, &self).map(Integer)
             }
         }
         deserializer.deserialize_i64(IntegerVisitor)

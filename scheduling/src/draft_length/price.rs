@@ -165,18 +165,17 @@ impl RoundPricer<'_> {
     /// the draft worker shares with sequences of other lanes run without the lane as well; only what its
     /// sequences add to them counts.
     fn drafting_us(&self, steps: f64, at_worker: f64) -> f64 {
-        let Load { sequences, other_rows, other_sequences, other_plain_sequences, .. } = *self.load;
+        let Load { sequences, other_sequences, other_plain_sequences, .. } = *self.load;
         if !self.load.shares_cores || other_sequences == 0 {
             return 0.0;
         }
         let step_us = |sequences: f64| self.draft.step_us(sequences, self.load.context);
         let own = f64::from(sequences.max(1)).min(at_worker);
-        let (others, drafting) = (at_worker - own, other_sequences - other_plain_sequences);
-        if others < 1.0 || drafting == 0 {
+        let others = at_worker - own;
+        if others < 1.0 || other_sequences == other_plain_sequences {
             return steps * step_us(at_worker);
         }
-        let others_steps = f64::from(other_rows - other_plain_sequences) / f64::from(drafting) - 1.0;
-        let shared = steps.min(others_steps.max(0.0));
+        let shared = steps.min((self.others_rows_each() - 1.0).max(0.0));
         shared * (step_us(at_worker) - step_us(others)) + (steps - shared) * step_us(own)
     }
 
@@ -206,8 +205,14 @@ impl RoundPricer<'_> {
 
     /// Mean difference, in draft steps, between the drafts of other lanes and those at `k`.
     fn draft_offset_steps(&self, k: u32) -> f64 {
-        let rows_each = f64::from(self.load.other_rows) / f64::from(self.load.other_sequences.max(1));
-        (rows_each - f64::from(k + 1)).abs()
+        (self.others_rows_each() - f64::from(k + 1)).abs()
+    }
+
+    /// Mean rows of the other lanes' drafting sequences: a drafted token each, and one more.
+    fn others_rows_each(&self) -> f64 {
+        let Load { other_rows, other_sequences, other_plain_sequences, .. } = *self.load;
+        let drafting = other_sequences - other_plain_sequences;
+        f64::from(other_rows - other_plain_sequences) / f64::from(drafting.max(1))
     }
 
     /// Number of forwards that begin while a draft is away, if one begins every `interval_us` on average.

@@ -152,12 +152,10 @@ impl SchedulerState {
             return SequenceFailure::Unavailable(format!("no target worker is ready for model `{model}`"));
         }
         match &active.failures.reason {
-            Some(TargetFault::Refused(Refusal { cause, reason })) => match cause {
-                RefusalCause::Unsupported => SequenceFailure::Unsupported(reason.clone()),
-                RefusalCause::Failure | RefusalCause::Grammar | RefusalCause::Capacity => {
-                    SequenceFailure::Refused(reason.clone())
-                }
-            },
+            Some(TargetFault::Refused(Refusal { cause: RefusalCause::Unsupported, reason })) => {
+                SequenceFailure::Unsupported(reason.clone())
+            }
+            Some(TargetFault::Refused(Refusal { reason, .. })) => SequenceFailure::Refused(reason.clone()),
             _ if self.workers.all_targets_drain(model) => {
                 SequenceFailure::Unavailable(format!("all target workers of model `{model}` are draining"))
             }

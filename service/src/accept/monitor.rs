@@ -49,7 +49,7 @@ impl CloseReason {
 /// Events besides the connection's own I/O.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Event {
-    /// The requests changed, a response is to be cut, or a timeout may have expired.
+    /// A request began or ended, a response must be cut, or a timeout may have expired.
     Check,
     Leaving,
     Draining,
@@ -106,7 +106,7 @@ impl ConnectionMonitor {
         async move {
             tokio::select! {
                 biased;
-                // The requests changed, or a response is to be cut.
+                // A request began or ended, or a response must be cut.
                 () = wake.notified() => Event::Check,
                 // The phases of the process, in their order, each once.
                 () = lifetime.leaving(), if !leaving => Event::Leaving,

@@ -7,7 +7,7 @@ use super::ConversationMessage;
 use crate::TextError;
 
 /// Variable by which a conversation requests this.
-pub(crate) const CONTINUE_FINAL_MESSAGE: &str = "continue_final_message";
+pub const CONTINUE_FINAL_MESSAGE: &str = "continue_final_message";
 
 /// Marks the end of the message in the rendered text, as in transformers. Its last space shows whether the
 /// template trims the message.

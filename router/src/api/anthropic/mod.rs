@@ -57,8 +57,12 @@ pub(super) async fn count_tokens(
 
 /// Whether a request belongs to this API, also at paths without a route.
 pub(super) fn is_own_request(path: &str, headers: &HeaderMap) -> bool {
-    let is_own_path = path.strip_prefix(PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    is_own_path || models::is_own_request(path, headers)
+    is_at_or_below(path, PATH) || models::is_own_request(path, headers)
+}
+
+/// Whether a path is `parent` or one below it.
+fn is_at_or_below(path: &str, parent: &str) -> bool {
+    path.strip_prefix(parent).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// Adds the id of the request under Anthropic's name, and gives an error Anthropic's format.

@@ -4,6 +4,7 @@ use http::{HeaderMap, HeaderName};
 use jiff::Timestamp;
 use serde::Serialize;
 
+use super::is_at_or_below;
 use crate::api::pages::{Page, PageRequest, read_limit};
 use crate::catalog::ModelEntry;
 use crate::error::RouterError;
@@ -24,8 +25,7 @@ pub(in crate::api) fn has_version(headers: &HeaderMap) -> bool {
 
 /// Whether a request for models is one of Anthropic's clients.
 pub(super) fn is_own_request(path: &str, headers: &HeaderMap) -> bool {
-    let is_path = path.strip_prefix(PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    is_path && has_version(headers)
+    is_at_or_below(path, PATH) && has_version(headers)
 }
 
 /// One model.

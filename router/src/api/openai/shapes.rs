@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde::de::value::SeqAccessDeserializer;
-use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor};
+use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use crate::api::integer;
 use crate::api::object::Object;
@@ -51,8 +51,7 @@ impl<'de> Deserialize<'de> for ClampedInt {
                 Ok(ClampedInt(i64::try_from(value).unwrap_or(i64::MAX)))
             }
             fn visit_f64<E: Error>(self, value: f64) -> Result<ClampedInt, E> {
-                let id = integer::from_float(value);
-                id.map(ClampedInt).ok_or_else(|| E::invalid_type(Unexpected::Float(value), &self))
+                integer::from_float(value, &self).map(ClampedInt)
             }
         }
         deserializer.deserialize_i64(ClampedIntVisitor)
@@ -84,8 +83,7 @@ impl<'de> Deserialize<'de> for PromptItem {
                 Ok(PromptItem::Id(i64::try_from(id).unwrap_or(i64::MAX)))
             }
             fn visit_f64<E: Error>(self, value: f64) -> Result<PromptItem, E> {
-                let id = integer::from_float(value);
-                id.map(PromptItem::Id).ok_or_else(|| E::invalid_type(Unexpected::Float(value), &self))
+                integer::from_float(value, &self).map(PromptItem::Id)
             }
             fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<PromptItem, A::Error> {
                 let ids = Vec::<ClampedInt>::deserialize(SeqAccessDeserializer::new(items))?;
@@ -216,8 +214,7 @@ impl<'de> Deserialize<'de> for Logprobs {
                 Ok(Logprobs::Count(i64::try_from(count).unwrap_or(i64::MAX)))
             }
             fn visit_f64<E: Error>(self, value: f64) -> Result<Logprobs, E> {
-                let count = integer::from_float(value);
-                count.map(Logprobs::Count).ok_or_else(|| E::invalid_type(Unexpected::Float(value), &self))
+                integer::from_float(value, &self).map(Logprobs::Count)
             }
         }
         deserializer.deserialize_any(LogprobsVisitor)

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::stored_response;
 use crate::api::buffered_response::buffered_response;
 use crate::api::functions::unique_part;
-use crate::api::incoming::{authenticate, invalid_query};
+use crate::api::incoming::{authenticate, invalid_query, unsupported_parameter};
 use crate::api::pages::{Page, PageRequest, Parameters, read_limit};
 use crate::api::path_text::PathText;
 use crate::error::RouterError;
@@ -79,10 +79,7 @@ fn read_parameters(parameters: &[(String, String)]) -> Result<(PageRequest<'_>, 
                 let message = format!("order must be asc or desc, not `{other}`");
                 return Err(RouterError::invalid("order", message));
             }
-            (other, _) => {
-                let message = format!("the query parameter {other} is not supported: leave it out");
-                return Err(RouterError::invalid(other, message));
-            }
+            (other, _) => return Err(unsupported_parameter(other)),
         }
     }
     Ok((request, is_ascending))

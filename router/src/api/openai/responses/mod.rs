@@ -23,7 +23,7 @@ use self::body::{Body, ResponseOptions};
 use self::events::ResponseEvents;
 use crate::api::buffered_response::buffered_response;
 use crate::api::handler::{ApiFormat, BodyContext, collect_text, handle_request};
-use crate::api::incoming::{authenticate, invalid_query};
+use crate::api::incoming::{authenticate, invalid_query, unsupported_parameter};
 use crate::api::pages::Parameters;
 use crate::api::parsed_output::ParsedOutput;
 use crate::api::path_text::PathText;
@@ -108,10 +108,7 @@ fn refuse_parameters(parameters: &[(String, String)]) -> Result<(), RouterError>
     };
     match parameters.iter().find(|parameter| !is_disabled(parameter)) {
         None => Ok(()),
-        Some((name, _)) => {
-            let message = format!("the query parameter {name} is not supported: leave it out");
-            Err(RouterError::invalid(name, message))
-        }
+        Some((name, _)) => Err(unsupported_parameter(name)),
     }
 }
 
