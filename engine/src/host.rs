@@ -134,8 +134,8 @@ impl Backend for Cpu {
         Ok(norm)
     }
 
-    fn new_kv(&self, shape: KvShape, format: MatrixFormat, _num_blocks: u32) -> Result<KvCache, EngineError> {
-        Ok(KvCache::new(shape, format))
+    fn new_kv(&self, shape: KvShape, format: MatrixFormat, num_blocks: u32) -> Result<KvCache, EngineError> {
+        Ok(KvCache::new(shape, format, num_blocks))
     }
 
     fn grow_kv(&self, kv: &mut KvCache, num_blocks: u32) -> Result<(), EngineError> {

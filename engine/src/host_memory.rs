@@ -6,6 +6,7 @@ use cpu_kernels::{MatrixFormat, QuantizedFormat};
 use crate::EngineError;
 use crate::model_config::ModelConfig;
 use crate::model_shape::ModelShape;
+use crate::system_memory::free_bytes;
 use crate::weights::{Formats, LinearFormat};
 
 /// Refuses a model whose weights need more memory than is free, and warns if its KV does not fit beside them:
@@ -61,32 +62,6 @@ fn weight_bytes(config: &ModelConfig, formats: Formats) -> u64 {
     linear + table + shape.vectors() * size_of::<f32>() as u64
 }
 
-/// Bytes that this process may still allocate: the machine's available memory, limited by what the
-/// container's limit leaves.
-fn free_bytes() -> Option<u64> {
-    let machine = available(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
-    let number =
-        |file: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse().ok();
-    // "max" does not parse: no limit. A container's usage includes the page cache, which can be reclaimed.
-    let container = number("memory.max").zip(number("memory.current"));
-    let left = container.map(|(max, used): (u64, u64)| max.saturating_sub(used) + cached_in_container());
-    Some(left.map_or(machine, |left| left.min(machine)))
-}
-
-fn cached_in_container() -> u64 {
-    let stat = std::fs::read_to_string("/sys/fs/cgroup/memory.stat").unwrap_or_default();
-    field(&stat, "file ").unwrap_or(0)
-}
-
-fn available(meminfo: &str) -> Option<u64> {
-    field(meminfo, "MemAvailable:")?.checked_mul(1024)
-}
-
-/// The first number on the line that starts with `start`.
-fn field(text: &str, start: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.strip_prefix(start)?.split_whitespace().next()?.parse().ok())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,12 +87,5 @@ mod tests {
         assert_eq!(bytes(WeightFormat::Fp8), bytes(WeightFormat::Bf16) + 4 * scales);
         let (int8, int4) = (bytes(WeightFormat::Int8), bytes(WeightFormat::Int4));
         assert!(int4 < int8 && int8 < 2 * parameters, "{int4} {int8} {parameters}");
-    }
-
-    #[test]
-    fn system_files_are_parsed() {
-        assert_eq!(available("MemTotal: 9 kB\nMemAvailable:   21000 kB\n"), Some(21_000 * 1024));
-        assert_eq!(available("MemTotal: 9 kB\n"), None);
-        assert_eq!(field("anon 5\nfile 4096\nfile_mapped 7\n", "file "), Some(4096));
     }
 }

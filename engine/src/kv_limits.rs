@@ -8,6 +8,10 @@ use crate::cuda::CudaError;
 use crate::model_config::ModelConfig;
 use crate::options::LoadOptions;
 
+/// Maximum number of blocks. On GPUs every slot, block * 16 + offset, has a number of 32 bits, and the
+/// largest such number means no slot.
+const MAX_BLOCKS: u32 = u32::MAX / BLOCK_SIZE as u32;
+
 /// The setting that determines the size of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum KvSize {
@@ -49,7 +53,7 @@ impl KvSize {
         EngineError::BadOption { option: self.option(), value, reason }
     }
 
-    /// Number of blocks of `block_bytes` in `bytes`, at least one.
+    /// Number of blocks of `block_bytes` in `bytes`, at least one and at most [`MAX_BLOCKS`].
     pub(crate) fn num_blocks(self, bytes: u64, block_bytes: u64) -> Result<u32, EngineError> {
         match bytes / block_bytes {
             0 => Err(self.refuse(format!(
@@ -57,7 +61,7 @@ impl KvSize {
                  raise {}",
                 self.flag()
             ))),
-            blocks => Ok(u32::try_from(blocks).unwrap_or(u32::MAX)),
+            blocks => Ok(u32::try_from(blocks).unwrap_or(u32::MAX).min(MAX_BLOCKS)),
         }
     }
 
@@ -151,6 +155,17 @@ mod tests {
         ] {
             let error = check(bytes, max_model_len).unwrap_err();
             assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    /// A tiny model in the memory of a large machine.
+    #[test]
+    fn every_slot_of_every_block_has_a_number_of_32_bits() {
+        let size = KvSize::Bytes(u64::MAX);
+        for block_bytes in [1, BLOCK, 4096] {
+            let blocks = size.num_blocks(1 << 42, block_bytes).unwrap();
+            let slots = u64::from(blocks) * BLOCK_SIZE as u64;
+            assert!(slots <= u64::from(u32::MAX), "{block_bytes} bytes a block: {slots} slots");
         }
     }
 

@@ -41,6 +41,7 @@ mod rank_group;
 mod read_probe;
 mod rope;
 mod shard;
+pub mod system_memory;
 mod weights;
 
 pub use ballast::ParameterCount;

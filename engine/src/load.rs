@@ -24,8 +24,8 @@ use crate::weights::{ModelSpec, TensorSource};
 /// Limit that catches typing errors.
 pub(crate) const MAX_THREADS: usize = 1024;
 
-/// A rank that is missing for this long is lost. The longest time between two barriers is one layer of one
-/// pass.
+/// A rank that is missing for this long is lost. On CPUs the longest time between two barriers is that of one
+/// layer of one pass. GPUs enqueue exchanges, and the first rank then waits for a whole forward.
 pub(crate) const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// A loaded model.

@@ -19,10 +19,23 @@ pub struct ReadProbe {
 /// Numbers of streams that a thread may read in parallel.
 const STREAMS: [usize; 3] = [1, 2, 4];
 
+/// Minimum size of the buffer.
+const MIN_BYTES: usize = 1 << 19;
+
+/// Fewest numbers that a read takes: a chunk for each possible stream of each thread.
+fn piece(threads: usize) -> usize {
+    READ_CHUNK * STREAMS[STREAMS.len() - 1] * threads
+}
+
+/// Size of the buffer if `bytes` were requested: it holds at least one read.
+fn buffer_bytes(bytes: usize, threads: usize) -> usize {
+    bytes.max(MIN_BYTES).max(piece(threads) * size_of::<u64>())
+}
+
 impl ReadProbe {
-    /// Creates a buffer of about `bytes` bytes, to be read by `threads` threads.
+    /// Creates a buffer of about `bytes` bytes, but enough for one read by all of `threads` threads.
     pub fn new(bytes: usize, threads: usize) -> Result<Self, EngineError> {
-        let buffer = ReadBuffer::new(bytes.max(1 << 19))?;
+        let buffer = ReadBuffer::new(buffer_bytes(bytes, threads))?;
         Ok(Self { buffer, cpu: Cpu::new(threads)?, threads, next: 0 })
     }
 
@@ -41,7 +54,7 @@ impl ReadProbe {
     /// Reads about the next `bytes` of the buffer (at most all of it), with `streams` streams per thread, and
     /// returns bytes per second.
     pub fn read(&mut self, streams: usize, bytes: usize) -> f64 {
-        let piece = READ_CHUNK * 4 * self.threads;
+        let piece = piece(self.threads);
         let all = self.buffer.numbers();
         let numbers = (bytes / size_of::<u64>()).clamp(piece, all.len()) / piece * piece;
         if self.next + numbers > all.len() {
@@ -74,8 +87,11 @@ mod tests {
 
     #[test]
     fn any_size_gives_a_rate() {
-        for threads in [1, 3] {
-            let mut probe = ReadProbe::new(1 << 20, threads).unwrap();
+        let small = |bytes, threads| ReadProbe::new(bytes, threads).unwrap();
+        // The smallest buffer would not hold a read by so many threads. One thread reads all shares here.
+        let (buffer, cpu) = (ReadBuffer::new(buffer_bytes(0, 520)).unwrap(), Cpu::new(1).unwrap());
+        let many = ReadProbe { buffer, cpu, threads: 520, next: 0 };
+        for mut probe in [small(1 << 20, 1), small(1 << 20, 3), many] {
             assert!(STREAMS.contains(&probe.best_streams()));
             for bytes in [0, 12_345, 1 << 19, 1 << 30] {
                 let speed = probe.read(2, bytes);

@@ -1,6 +1,7 @@
 //! KV cache memory in blocks of [`BLOCK_SIZE`] tokens. A block holds all layers of its tokens, so that it can
-//! be copied or dropped whole. Memory is allocated as blocks are first used and never released. The caller
-//! tracks which sequence holds which block (the engine's `block_manager`).
+//! be copied or dropped whole. Memory is allocated as blocks are first used, in total exactly for the blocks
+//! that the cache may have, and never released. The caller tracks which sequence holds which block (the
+//! engine's `block_manager`).
 //!
 //! A block is `[layer][kv head][K: head_dim x BLOCK_SIZE | V: BLOCK_SIZE x head_dim]`: keys are stored by
 //! dimension, so that one vector operation covers all keys of a block; values by token.
@@ -18,7 +19,7 @@ use crate::matrix::MatrixFormat;
 /// C3), so this number is part of the numerics and not a tuning parameter.
 pub const BLOCK_SIZE: usize = 16;
 
-/// Blocks per allocation.
+/// Blocks per allocation; the last one may have fewer.
 const BLOCKS_PER_CHUNK: usize = 16;
 
 /// Size of a token's keys and values.
@@ -90,6 +91,8 @@ impl KvElement for bf16 {
 #[derive(Debug)]
 pub(crate) struct KvBlocks<T> {
     shape: KvShape,
+    /// Number of blocks that may exist.
+    max_blocks: usize,
     chunks: Vec<Lines>,
     numbers: PhantomData<T>,
 }
@@ -106,11 +109,13 @@ pub(crate) enum Stored {
 }
 
 impl KvCache {
-    /// Creates a cache without blocks; keys and values will be stored in `format`.
-    pub fn new(shape: KvShape, format: MatrixFormat) -> Self {
+    /// Creates a cache for at most `max_blocks` blocks, none of which exists yet; keys and values will be
+    /// stored in `format`.
+    pub fn new(shape: KvShape, format: MatrixFormat, max_blocks: u32) -> Self {
+        let max_blocks = max_blocks as usize;
         Self(match format {
-            MatrixFormat::F32 => Stored::F32(KvBlocks::new(shape)),
-            MatrixFormat::Bf16 => Stored::Bf16(KvBlocks::new(shape)),
+            MatrixFormat::F32 => Stored::F32(KvBlocks::new(shape, max_blocks)),
+            MatrixFormat::Bf16 => Stored::Bf16(KvBlocks::new(shape, max_blocks)),
         })
     }
 
@@ -130,7 +135,7 @@ impl KvCache {
         }
     }
 
-    /// Allocates blocks 0..`num_blocks` if they do not exist.
+    /// Allocates blocks 0..`num_blocks` if they do not exist. Panics if the cache may not have as many.
     pub fn grow_to(&mut self, num_blocks: u32) -> Result<(), KernelError> {
         match &mut self.0 {
             Stored::F32(blocks) => blocks.grow_to(num_blocks as usize),
@@ -140,14 +145,16 @@ impl KvCache {
 }
 
 impl<T: KvElement> KvBlocks<T> {
-    fn new(shape: KvShape) -> Self {
-        Self { shape, chunks: Vec::new(), numbers: PhantomData }
+    fn new(shape: KvShape, max_blocks: usize) -> Self {
+        Self { shape, max_blocks, chunks: Vec::new(), numbers: PhantomData }
     }
 
     fn grow_to(&mut self, num_blocks: usize) -> Result<(), KernelError> {
-        let chunk_len = self.shape.block_len() * BLOCKS_PER_CHUNK;
+        assert!(num_blocks <= self.max_blocks, "{num_blocks} blocks of a cache of {}", self.max_blocks);
+        let block_bytes = self.shape.block_len() * size_of::<T>();
         while self.chunks.len() * BLOCKS_PER_CHUNK < num_blocks {
-            let lines = (chunk_len * size_of::<T>()).div_ceil(size_of::<Line>());
+            let blocks = BLOCKS_PER_CHUNK.min(self.max_blocks - self.chunks.len() * BLOCKS_PER_CHUNK);
+            let lines = (blocks * block_bytes).div_ceil(size_of::<Line>());
             let chunk = Lines::zeroed(lines, "kv blocks, lower kv_memory_bytes to what the machine has")?;
             chunk.populate();
             self.chunks.push(chunk);
@@ -223,4 +230,32 @@ fn numbers<T: KvElement>(lines: &Lines) -> &[T] {
 
 fn numbers_mut<T: KvElement>(lines: &mut Lines) -> &mut [T] {
     bytemuck::cast_slice_mut(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: KvShape = KvShape { num_layers: 2, num_kv_heads: 1, head_dim: 8 };
+
+    /// The size of the cache is a limit, also where blocks are allocated several at a time.
+    #[test]
+    fn no_more_memory_is_allocated_than_the_blocks_of_the_cache() {
+        let bytes_of = |blocks: usize| blocks * SHAPE.block_len() * size_of::<bf16>();
+        for max_blocks in [1, 15, 16, 17, 40] {
+            let mut kv = KvBlocks::<bf16>::new(SHAPE, max_blocks);
+            for num_blocks in 0..=max_blocks {
+                kv.grow_to(num_blocks).unwrap();
+                let bytes = kv.chunks.iter().map(|chunk| chunk.len() * size_of::<Line>()).sum::<usize>();
+                let allowed = bytes_of(num_blocks)..=bytes_of(max_blocks);
+                assert!(allowed.contains(&bytes), "{bytes} bytes for {num_blocks} of {max_blocks} blocks");
+            }
+            // The last block is there as a whole.
+            let last = KvSlot { block: max_blocks as u32 - 1, offset: BLOCK_SIZE as u32 - 1 };
+            kv.write(1, last, &[1.0; 8], &[2.0; 8]);
+            kv.copy_block(last.block, 0);
+            let (_, values) = kv.keys_and_values(0, 1, 0);
+            assert_eq!(values[values.len() - 8..], [bf16::from_f32(2.0); 8]);
+        }
+    }
 }

@@ -13,7 +13,7 @@ pub enum CudaError {
         advice: &'static str,
     },
     /// The driver works, but has no such device.
-    #[error("there is no cuda:{ordinal}: the driver shows {count} devices")]
+    #[error("there is no cuda:{ordinal}: the driver shows {count} devices (see CUDA_VISIBLE_DEVICES)")]
     NoSuchDevice {
         /// The requested device.
         ordinal: usize,

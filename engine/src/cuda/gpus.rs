@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use super::device::CudaDevice;
 use super::numerics::Numerics;
-use super::ranks::{Exchange, NcclLibrary, Ranks, SumPhases, check_loadable, connect, load_on};
+use super::ranks::{
+    Exchange, NcclLibrary, RankMember, Ranks, SumPhases, check_loadable, connect, exchange_once, load_on,
+};
 use crate::EngineError;
 use crate::collective::RankBarrier;
 use crate::load::{Loaded, WATCHDOG};
@@ -81,15 +83,16 @@ pub(crate) fn load_on_gpus(
         devices.iter_mut().try_for_each(|device| device.use_cublaslt(rows))?;
     }
     let numerics = numerics_of(&devices);
-    let ends: Vec<Option<Box<dyn Exchange<CudaDevice>>>> = match library {
-        None => vec![None],
+    let members: Vec<RankMember<CudaDevice>> = match library {
+        None => devices.into_iter().map(|device| (device, None)).collect(),
         Some(library) => {
             tracing::info!(version = library.version, gpus = ordinals.len(), "nccl connects the ranks");
             let ends = connect(&mut devices, &Arc::new(library), &barrier)?;
-            ends.into_iter().map(|end| Some(Box::new(end) as Box<dyn Exchange<CudaDevice>>)).collect()
+            let boxed = |end| Some(Box::new(end) as Box<dyn Exchange<CudaDevice>>);
+            let connected = exchange_once(devices, ends, &barrier)?;
+            connected.into_iter().map(|(device, end)| (device, boxed(end))).collect()
         }
     };
-    let members = devices.into_iter().zip(ends).collect();
     let memory_utilization = gpus.memory_utilization;
     let phases = SumPhases::BY_SIZE;
     load_on(Ranks { members, barrier, memory_utilization, numerics, phases }, options, source, model)

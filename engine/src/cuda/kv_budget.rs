@@ -1,6 +1,6 @@
 //! Size of the KV cache on a GPU, after its weights are loaded. Pure arithmetic.
 
-use super::ops::{MAX_SUMS_BYTES, candidate_bytes, capacity, own_bytes, partial_bytes};
+use super::ops::{EDIT_BYTES, MAX_SUMS_BYTES, candidate_bytes, capacity, own_bytes, partial_bytes};
 use super::ranks::SumPhases;
 use crate::EngineError;
 use crate::forward_batch::PassLimits;
@@ -43,7 +43,7 @@ pub(crate) fn kv_bytes(memory: MemoryInfo, workspace: u64, utilization: f32) -> 
 
 /// Upper bound of the bytes that the largest pass needs besides weights and KV cache: its rows, rounded
 /// inputs of products, attention's splits for sequences of up to `max_len`, KV blocks gathered for rows of
-/// token trees, partial sums of other ranks, and candidates of filters.
+/// token trees, partial sums of other ranks, edits of logits, and candidates of filters.
 pub(crate) fn workspace_bytes(config: &ModelConfig, shard: Shard, max_len: u32) -> u64 {
     bytes_of_passes(PASS_LIMITS, config, shard, max_len)
 }
@@ -74,7 +74,8 @@ fn bytes_of_passes(limits: PassLimits, config: &ModelConfig, shard: Shard, max_l
     let rounded = capacity(2 * rows * widest, 1);
     let widest_output = [layout.row_width(), hidden, 2 * intermediate, config.vocab_size].into_iter().max();
     let sums_of_groups = capacity(MAX_SUMS_BYTES.min(32 * rows * widest_output.unwrap_or(0)), 1);
-    (4 * floats + partial + own + rounded + sums_of_groups + candidate_bytes(config.vocab_size)) as u64
+    let of_draws = EDIT_BYTES + candidate_bytes(config.vocab_size);
+    (4 * floats + partial + own + rounded + sums_of_groups + of_draws) as u64
 }
 
 #[cfg(test)]
@@ -117,10 +118,10 @@ mod tests {
         // hidden, 6144 for heads, 2 x 131072 for a vocabulary of 128256, rounded up. The splits of attention
         // reach their limit.
         let floats = 2048 * (3 * 4096 + 6144 + 4096 + 3 * 14_336) + 512 * (4096 + 6144 + 2 * 131_072);
-        // Filters: 64 rows x 32 parts x 1,024 candidates of 8 bytes.
-        let candidates = 64 * 32 * 1024 * 8;
+        // Filters: 64 rows x 32 parts x 1,024 candidates of 8 bytes. Edits: 2^18 of 32 bytes.
+        let of_draws = 64 * 32 * 1024 * 8 + (8 << 20);
         // Rows of token trees: 64 MiB of gathered blocks. Sums of groups of slices: 32 MiB.
-        let counted = 4 * floats + (512 << 20) + (64 << 20) + (32 << 20) + 2048 * 2 * 14_336 + candidates;
+        let counted = 4 * floats + (512 << 20) + (64 << 20) + (32 << 20) + 2048 * 2 * 14_336 + of_draws;
         assert_eq!(workspace_bytes(&config, whole, 2048), counted);
         let longer = workspace_bytes(&config, whole, 131_072);
         assert_eq!(longer, counted, "splits of a long context take turns");

@@ -8,6 +8,7 @@
 //! `on_device` if all ranks share one memory. An exchange never adds numbers.
 
 mod communicator;
+mod first_exchange;
 mod library;
 mod nccl;
 mod on_device;
@@ -18,6 +19,7 @@ mod watch;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+pub(crate) use first_exchange::exchange_once;
 pub(crate) use library::NcclLibrary;
 pub(crate) use nccl::connect;
 pub(crate) use on_device::on_device;

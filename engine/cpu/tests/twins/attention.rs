@@ -70,7 +70,8 @@ impl<'a> Pass<'a> {
 
 /// A cache in which every number that was not written is a NaN, so that reading one shows in the result.
 fn poisoned_cache(shape: KvShape, num_blocks: usize, bf: bool) -> KvCache {
-    let mut kv = KvCache::new(shape, if bf { MatrixFormat::Bf16 } else { MatrixFormat::F32 });
+    let format = if bf { MatrixFormat::Bf16 } else { MatrixFormat::F32 };
+    let mut kv = KvCache::new(shape, format, num_blocks as u32);
     kv.grow_to(num_blocks as u32).unwrap();
     let nan = vec![f32::NAN; shape.num_kv_heads * shape.head_dim];
     let layout = HeadLayout { num_heads: 0, num_kv_heads: shape.num_kv_heads, head_dim: shape.head_dim };

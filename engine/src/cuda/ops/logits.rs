@@ -32,6 +32,12 @@ pub(crate) struct LogitEdit {
     pub(crate) presence: f32,
 }
 
+/// Edits per launch: penalties over long contexts list millions in a step.
+const MAX_EDITS: usize = 1 << 18;
+
+/// Size of the edits of a launch, in bytes.
+pub(crate) const EDIT_BYTES: usize = MAX_EDITS * size_of::<LogitEdit>();
+
 /// Returns the changes that `speculation::logits::process` makes to the logits after `ids`, as edits of row
 /// `row`. Ids outside the vocabulary are omitted.
 pub(crate) fn edits_of(
@@ -90,17 +96,31 @@ pub(crate) fn edit_logits<E: Executor>(
 where
     E::Memory: DeviceMemory,
 {
+    edit_in_turns(executor, buffers, logits, (edits, MAX_EDITS), vocab)
+}
+
+/// The same with at most `most` edits per launch; launches reuse the memory of their edits.
+fn edit_in_turns<E: Executor>(
+    executor: &mut E,
+    buffers: &mut DrawBuffers<E::Memory>,
+    logits: &mut Tensor<E::Memory, f32>,
+    (edits, most): (&[LogitEdit], usize),
+    vocab: usize,
+) -> Result<(), CudaError>
+where
+    E::Memory: DeviceMemory,
+{
     let kernel = LOGITS.kernel(0);
-    if edits.is_empty() {
-        return Ok(());
-    }
     check_edits(kernel.name, edits, logits.len() / vocab, vocab)?;
-    let on_device = buffers.edits.fill(executor, edits, "logit edits")?;
-    let params = Params::default().write(logits).read(on_device).u32(edits.len()).u32(vocab);
-    let grid = [edits.len().div_ceil(kernel.threads as usize) as u32, 1, 1];
-    // SAFETY: these are the kernel's parameters; the check ensures that every edit is in bounds and that no
-    // two threads edit the same logit.
-    unsafe { executor.launch(kernel, grid, &mut { params }) }
+    for edits in edits.chunks(most) {
+        let on_device = buffers.edits.fill(executor, edits, "logit edits")?;
+        let params = Params::default().write(logits).read(on_device).u32(edits.len()).u32(vocab);
+        let grid = [edits.len().div_ceil(kernel.threads as usize) as u32, 1, 1];
+        // SAFETY: these are the kernel's parameters; the check ensures that every edit is in bounds and that
+        // no two threads edit the same logit.
+        unsafe { executor.launch(kernel, grid, &mut { params }) }?;
+    }
+    Ok(())
 }
 
 fn check_edits(
@@ -127,6 +147,27 @@ fn check_edits(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::emulator::Emulator;
+
+    /// The memory of a step's edits does not grow with the context.
+    #[test]
+    fn many_edits_take_turns_in_little_memory() {
+        let biased = |i: u32| {
+            let (row, token_id, bias) = (i / 7, i % 7, i as f32);
+            LogitEdit { row, token_id, bias, flags: BIASED, ..bytemuck::Zeroable::zeroed() }
+        };
+        let edits: Vec<LogitEdit> = (0..21).map(biased).collect();
+        let expected: Vec<f32> = (0..21u16).map(|i| 0.5 + f32::from(i)).collect();
+        for most in [2, 4, 7, 21, 100] {
+            let (mut e, mut buffers) = (Emulator::build(), DrawBuffers::default());
+            // Launches are collected, so that edits which are overwritten too early would show.
+            e.enable_graphs();
+            let mut logits = Tensor::of(&mut e, &[0.5f32; 21], "logits").unwrap();
+            edit_in_turns(&mut e, &mut buffers, &mut logits, (&edits, most), 7).unwrap();
+            assert_eq!(logits.read(&mut e, 0..21).unwrap(), expected, "at most {most}");
+            assert!(buffers.edits.tensor().len() <= most.min(21).next_power_of_two(), "at most {most}");
+        }
+    }
 
     #[test]
     fn edits_outside_or_twice_are_refused() {

@@ -10,7 +10,7 @@ use crate::cuda::backend::{Gpu, GpuRows};
 use crate::cuda::executor::Executor;
 use crate::cuda::host_driver::HostDriver;
 use crate::cuda::ops::concat_ranks;
-use crate::cuda::ranks::{GpuRank, SumPhases};
+use crate::cuda::ranks::{GpuRank, SumPhases, exchange_once};
 
 const EIGHT_DEVICES: &[(&str, &str)] = &[("OUTRIDER_HOST_DEVICES", "8")];
 
@@ -93,6 +93,34 @@ fn each_rank_reads_the_parts_of_all_ranks() {
             assert_eq!(first, if rank.end.rank == 0 { expected } else { Vec::new() });
         });
     }
+}
+
+/// A rank that cannot exchange numbers ends the start of all ranks, with an error that names it.
+#[test]
+fn ranks_exchange_numbers_once_when_a_model_is_loaded() {
+    let name = "cuda::ranks::nccl::tests::ranks_exchange_numbers_once_when_a_model_is_loaded";
+    let Some(driver) = HostDriver::for_test_with(name, EIGHT_DEVICES) else { return };
+    let exchange = |count: usize, aborted: Option<usize>| {
+        let (ranks, barrier) = connected(&driver, count, Duration::from_secs(100));
+        let (devices, ends): (Vec<_>, Vec<_>) =
+            ranks.into_iter().map(|Rank { device, end }| (device, end)).unzip();
+        aborted.into_iter().for_each(|rank| ends[rank].communicator.abort());
+        let before = driver.counts();
+        let connected = exchange_once(devices, ends, &barrier)?;
+        let received = driver.counts().since(before).bytes_from_ranks;
+        let order: Vec<(usize, usize)> =
+            connected.iter().map(|(device, end)| (device.ordinal(), end.rank)).collect();
+        Ok::<_, EngineError>((order, received))
+    };
+    for count in [1, 2, 4, 8] {
+        let (order, received) = exchange(count, None).unwrap();
+        assert_eq!(order, (0..count).map(|rank| (rank, rank)).collect::<Vec<_>>());
+        assert!(count == 1 || received > 0, "{count} ranks");
+    }
+    let error = exchange(4, Some(2)).unwrap_err();
+    let said = error.to_string();
+    assert!(error.is_fatal() && said.contains("rank 2 is lost: its first exchange failed"), "{said}");
+    assert!(said.contains("the communicator was aborted"), "{said}");
 }
 
 /// Of a sum over eight ranks each rank receives 7 parts in one phase, and 1.75 in two.
