@@ -47,7 +47,12 @@ where
             Ok(guard) => guard,
             Err(error) => return fail(&error.into()),
         };
-        let code = live(config, start).await;
+        let ended = live(config, start).await;
+        let code = ended.unwrap_or_else(|error| {
+            // After all lines of the shutdown: a parent process reports the last line.
+            guard.write_line(&error_line(&error));
+            ExitCode::FAILURE
+        });
         guard.shut_down().await;
         code
     });
@@ -56,7 +61,8 @@ where
     code
 }
 
-async fn live<F, S>(config: &ProcessConfig, start: S) -> ExitCode
+/// From the start to the last task's end. Returns the error of a start that failed.
+async fn live<F, S>(config: &ProcessConfig, start: S) -> anyhow::Result<ExitCode>
 where
     S: FnOnce(Lifetime, Health) -> F,
     F: Future<Output = anyhow::Result<()>>,
@@ -64,19 +70,20 @@ where
     crate::descriptors::raise_limit();
     let (lifetime, health) = (Lifetime::new(), Health::new());
     let mut signals = TerminationSignals::listen();
-    let (code, lame_duck) = tokio::select! {
+    let (ended, lame_duck) = tokio::select! {
         biased;
         // A signal to stop during the start aborts it.
-        () = stop_requested(&mut signals, config.exit_on_stdin_close) => {
-            if config.lame_duck.is_zero() {
-                tracing::info!("stopping: requests in flight may finish");
-            } else {
-                tracing::info!(lame_duck = ?config.lame_duck, "stopping: requests in flight may finish");
-            }
-            (ExitCode::SUCCESS, config.lame_duck)
+        cause = stop_requested(&mut signals, config.exit_on_stdin_close) => {
+            tracing::info!(cause, lame_duck = ?config.lame_duck, "stopping: requests in flight may finish");
+            (Ok(ExitCode::SUCCESS), config.lame_duck)
         }
-        // When the role fails, the reason is the last line of the log.
-        code = start_and_report(start(lifetime.clone(), health.clone()), &health) => (code, Duration::ZERO),
+        // Without this task the process would look alive and do nothing.
+        task = lifetime.failed() => {
+            health.set_failed(format!("the task `{task}` panicked"));
+            tracing::error!(task, "a task panicked that the process cannot do without: stopping");
+            (Ok(ExitCode::FAILURE), Duration::ZERO)
+        }
+        ended = start_and_watch(start(lifetime.clone(), health.clone()), &health) => (ended, Duration::ZERO),
     };
     health.set_draining("the process is stopping");
     let finish = async {
@@ -93,29 +100,31 @@ where
         () = finish => {}
     }
     lifetime.shut_down(STOP_GRACE).await;
-    code
+    ended
 }
 
 /// Resolves only if the start fails or the role declares itself failed.
-async fn start_and_report(start: impl Future<Output = anyhow::Result<()>>, health: &Health) -> ExitCode {
-    if let Err(error) = start.await {
-        return fail(&error);
-    }
+async fn start_and_watch(
+    start: impl Future<Output = anyhow::Result<()>>,
+    health: &Health,
+) -> anyhow::Result<ExitCode> {
+    start.await?;
     let mut state = health.subscribe();
     let failed = state.wait_for(|state| matches!(state, crate::health::State::Failed(_))).await;
     match failed {
         Ok(state) => tracing::error!(reason = state.reason(), "the process failed and stops"),
         Err(_) => tracing::error!("the health state was dropped: stopping"),
     }
-    ExitCode::FAILURE
+    Ok(ExitCode::FAILURE)
 }
 
-async fn stop_requested(signals: &mut TerminationSignals, on_stdin_close: bool) {
+/// Returns why the process is to stop.
+async fn stop_requested(signals: &mut TerminationSignals, on_stdin_close: bool) -> &'static str {
     tokio::select! {
         biased;
-        _ = signals.next() => {}
+        signal = signals.next() => signal,
         // The parent has ended.
-        () = stdin_closed(), if on_stdin_close => {}
+        () = stdin_closed(), if on_stdin_close => "stdin was closed",
     }
 }
 
@@ -135,12 +144,17 @@ pub async fn stdin_closed() {
     let Err(_) = seen.await;
 }
 
-/// Writes the error as one line to stderr, for users and for the parent process.
+/// Writes the error to stderr before there is a log.
 fn fail(error: &anyhow::Error) -> ExitCode {
     use std::io::Write as _;
     // If stderr is closed, the exit code still reports the failure.
-    drop(writeln!(std::io::stderr(), "error: {}", describe(error)));
+    drop(writeln!(std::io::stderr(), "{}", error_line(error)));
     ExitCode::FAILURE
+}
+
+/// The error as one line, for users and for the parent process.
+fn error_line(error: &anyhow::Error) -> String {
+    format!("error: {}", describe(error))
 }
 
 /// The error and its causes, each once: many errors end with the text of their cause.

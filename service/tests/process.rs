@@ -36,7 +36,15 @@ struct Role {
 
 impl Role {
     fn start(test: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        // The tests themselves may run under `nohup`.
+        let mut command = Command::new("env");
+        command.arg("--default-signal=HUP").arg(std::env::current_exe().unwrap());
+        Self::start_by(command, test)
+    }
+
+    /// `command` ends with the name of this test program.
+    fn start_by(mut command: Command, test: &str) -> Self {
+        let mut child = command
             .args(["--exact", test, "--nocapture"])
             .env(RUN_AGAIN, "yes")
             .stdin(Stdio::piped())
@@ -105,13 +113,30 @@ async fn a_signal_drains_and_ends_well() {
     if env_var(RUN_AGAIN).is_some() {
         return off_the_runtime(|| play(false, serve_one_request)).await;
     }
-    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         let mut role = Role::start("a_signal_drains_and_ends_well");
         role.tells("ready").await;
         role.signal(signal);
         role.tells("the request ends").await;
         role.tells("ended with success").await;
     }
+}
+
+/// The terminal of a process that `nohup` started may be closed.
+#[tokio::test]
+async fn nohup_keeps_its_meaning() {
+    if env_var(RUN_AGAIN).is_some() {
+        return off_the_runtime(|| play(false, serve_one_request)).await;
+    }
+    let mut command = Command::new("nohup");
+    command.arg(std::env::current_exe().unwrap());
+    let mut role = Role::start_by(command, "nohup_keeps_its_meaning");
+    role.tells("ready").await;
+    role.signal(Signal::SIGHUP);
+    role.signal(Signal::SIGTERM);
+    role.tells("cause=\"SIGTERM\"").await;
+    role.tells("the request ends").await;
+    role.tells("ended with success").await;
 }
 
 /// A role whose request ends only when it is cancelled.
@@ -182,6 +207,44 @@ async fn a_role_that_failed_for_good_ends() {
     let mut role = Role::start("a_role_that_failed_for_good_ends");
     role.tells("the device thread died").await;
     role.tells("ended with failure").await;
+}
+
+#[tokio::test]
+async fn a_panic_of_an_essential_task_ends_it() {
+    if env_var(RUN_AGAIN).is_some() {
+        let start = |lifetime: Lifetime, health: Health| async move {
+            health.set_ready();
+            lifetime.spawn_essential("listener", async { panic!("on purpose, by a test") });
+            Ok(())
+        };
+        return off_the_runtime(move || play(false, start)).await;
+    }
+    let mut role = Role::start("a_panic_of_an_essential_task_ends_it");
+    role.tells("on purpose, by a test").await;
+    role.tells("that the process cannot do without").await;
+    role.tells("ended with failure").await;
+}
+
+/// The default hook of panics waits for the reader of a full pipe.
+#[tokio::test]
+async fn a_process_whose_log_nobody_reads_ends_after_a_panic() {
+    if env_var(RUN_AGAIN).is_some() {
+        let start = |lifetime: Lifetime, _: Health| async move {
+            lifetime.spawn_essential("listener", async {
+                // More than a pipe holds.
+                (0..4_000).for_each(|line| tracing::info!(line, "a line that nobody reads"));
+                panic!("on purpose, by a test")
+            });
+            Ok(())
+        };
+        return off_the_runtime(move || {
+            let _code = run(0, "outrider-test", &config(false), start);
+        })
+        .await;
+    }
+    let mut role = Role::start("a_process_whose_log_nobody_reads_ends_after_a_panic");
+    let ended = tokio::time::timeout(AMPLE, role.child.wait()).await.expect("it ends");
+    assert!(ended.unwrap().success());
 }
 
 /// `run` creates a runtime, which must not start inside another.

@@ -13,13 +13,13 @@ pub enum MemoryLimit {
 }
 
 impl MemoryLimit {
-    /// The limit in bytes. A percentage applies to the machine's memory, or the container's limit if that is
-    /// lower.
+    /// The limit in bytes. A percentage applies to the machine's memory, or to the limit of the container or
+    /// service (its cgroup) if that is lower.
     pub fn bytes(self) -> Result<u64, String> {
         match self {
             Self::Bytes(bytes) => Ok(bytes),
             Self::Percent(percent) => {
-                let all = memory_of_machine()
+                let all = engine::system_memory::total_bytes()
                     .ok_or("this system does not say how much memory it has: give a size instead")?;
                 Ok(all / 100 * u64::from(percent))
             }
@@ -53,24 +53,6 @@ impl FromStr for MemoryLimit {
     }
 }
 
-/// Total memory in bytes: the machine's, or the container's limit if that is lower.
-fn memory_of_machine() -> Option<u64> {
-    let machine = total_of_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
-    let container = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    // "max" does not parse as a number: no limit.
-    Some(
-        container
-            .and_then(|limit| limit.trim().parse().ok())
-            .map_or(machine, |limit: u64| limit.min(machine)),
-    )
-}
-
-fn total_of_meminfo(text: &str) -> Option<u64> {
-    let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    kib.checked_mul(1024)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,8 +72,6 @@ mod tests {
 
     #[test]
     fn parts_of_the_machine() {
-        assert_eq!(total_of_meminfo("MemTotal:       24604132 kB\nMemFree: 1 kB"), Some(24_604_132 * 1024));
-        assert_eq!(total_of_meminfo("MemFree: 1 kB"), None);
         assert_eq!(MemoryLimit::Bytes(7).bytes(), Ok(7));
         if let (Ok(half), Ok(all)) = (MemoryLimit::Percent(50).bytes(), MemoryLimit::Percent(100).bytes()) {
             assert!(half > 0 && half <= all / 2);

@@ -25,7 +25,7 @@ pub(crate) async fn register(
 ) -> anyhow::Result<()> {
     let registration = discovery.register(member).await?;
     let (draining, listed) = (lifetime.draining(), registration.listed());
-    lifetime.spawn("registration", async move {
+    lifetime.spawn_essential("registration", async move {
         tokio::select! {
             biased;
             // The worker drains.

@@ -1,7 +1,9 @@
 //! A worker process: load, bind, serve, register. The order matters: a checkpoint that cannot be loaded ends
 //! the process before any port is bound, and a worker is registered only once it can be reached.
 
+use std::io;
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::Duration;
 
@@ -238,14 +240,7 @@ pub async fn start<M: StepExecutor>(
     let mailbox = Mailbox { messages, read_delay: reactor.read_delay() };
     let step_loop = StepLoop::new(executor, &facts.step_times, worker_metrics.clone())
         .drafting_ahead(draft_ahead, &facts.step_times);
-    let (hold, failed, loop_lifetime) = (lifetime.thread("device"), health.clone(), lifetime.clone());
-    std::thread::Builder::new().name("device".to_owned()).spawn(move || {
-        let _hold = hold;
-        let run = std::panic::AssertUnwindSafe(|| step_loop.run(inbox, reactor, &loop_lifetime));
-        if std::panic::catch_unwind(run).is_err() {
-            failed.set_failed("the device thread panicked");
-        }
-    })?;
+    start_device_thread(step_loop, (inbox, reactor), lifetime, health)?;
 
     announce_drain(mailbox.messages.clone(), lifetime);
     let member = registration::member(&facts, assets.as_ref(), config, addresses.listen);
@@ -270,6 +265,24 @@ pub async fn start<M: StepExecutor>(
     health.set_ready();
     tracing::info!(listen = %addresses.listen, admin = %addresses.admin, "ready");
     Ok(addresses)
+}
+
+/// Runs the step loop on its own thread. If it panics, the process fails.
+fn start_device_thread<M: StepExecutor>(
+    step_loop: StepLoop<M>,
+    (inbox, reactor): (mpsc::Receiver<Message>, Reactor),
+    lifetime: &Lifetime,
+    health: &Health,
+) -> io::Result<()> {
+    let (hold, health, lifetime) = (lifetime.thread("device"), health.clone(), lifetime.clone());
+    let run = move || {
+        let _hold = hold;
+        let run = AssertUnwindSafe(|| step_loop.run(inbox, reactor, &lifetime));
+        if catch_unwind(run).is_err() {
+            health.set_failed("the device thread panicked");
+        }
+    };
+    std::thread::Builder::new().name("device".to_owned()).spawn(run).map(drop)
 }
 
 /// Notifies the device thread when the worker drains.

@@ -180,44 +180,54 @@ impl<M: StepExecutor> StepLoop<M> {
         self.executor.begin();
         while let Some(message) = reactor.recv(&mut mailbox) {
             self.receive(message);
-            loop {
-                while let Ok(message) = mailbox.try_recv() {
-                    self.receive(message);
-                }
-                if self.work.is_none() && !self.table.is_empty() {
-                    self.work = Some(lifetime.work("sequences"));
-                }
-                if self.waiting.is_empty() && self.running.is_empty() {
-                    let Some(rows) = self.ahead.next_rows() else { break };
-                    self.forward_ahead(&mut reactor, rows);
-                    continue;
-                }
-                if let Some(queue_us) = self.admit_waiting() {
-                    // Replies that need no forward do not wait for one.
-                    let timing = v1::StepTiming { queue_us, ..v1::StepTiming::default() };
-                    reactor.write_and_read(|| self.flush(&timing));
-                }
-                if self.running.is_empty() {
-                    continue;
-                }
-                match self.next_forward() {
-                    Decision::Wait(wait) => {
-                        let message = reactor.recv_timeout(&mut mailbox, wait);
-                        message.into_iter().for_each(|message| self.receive(message));
-                    }
-                    Decision::Run(batch) => {
-                        let timing = reactor.run_forward(self.forward_size(), || self.forward(&batch));
-                        reactor.write_and_read(|| self.flush(&timing));
-                        self.observe();
-                    }
-                }
-            }
+            while self.turn(&mut mailbox, &mut reactor, lifetime) {}
             self.flush(&v1::StepTiming::default());
             self.observe();
             if self.table.is_empty() {
                 self.work = None;
             }
         }
+    }
+
+    /// Handles the messages that have arrived, then runs or delays at most one forward. Returns false if
+    /// there is nothing to do until the next message.
+    fn turn(
+        &mut self,
+        mailbox: &mut mpsc::Receiver<Message>,
+        reactor: &mut Reactor,
+        lifetime: &Lifetime,
+    ) -> bool {
+        while let Ok(message) = mailbox.try_recv() {
+            self.receive(message);
+        }
+        if self.work.is_none() && !self.table.is_empty() {
+            self.work = Some(lifetime.work("sequences"));
+        }
+        if self.waiting.is_empty() && self.running.is_empty() {
+            let Some(rows) = self.ahead.next_rows() else { return false };
+            self.forward_ahead(reactor, rows);
+            return true;
+        }
+        if let Some(queue_us) = self.admit_waiting() {
+            // Replies that need no forward do not wait for one.
+            let timing = v1::StepTiming { queue_us, ..v1::StepTiming::default() };
+            reactor.write_and_read(|| self.flush(&timing));
+        }
+        if self.running.is_empty() {
+            return true;
+        }
+        match self.next_forward() {
+            Decision::Wait(wait) => {
+                let message = reactor.recv_timeout(mailbox, wait);
+                message.into_iter().for_each(|message| self.receive(message));
+            }
+            Decision::Run(batch) => {
+                let timing = reactor.run_forward(self.forward_size(), || self.forward(&batch));
+                reactor.write_and_read(|| self.flush(&timing));
+                self.observe();
+            }
+        }
+        true
     }
 
     fn observe(&self) {

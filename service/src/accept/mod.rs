@@ -8,6 +8,7 @@ mod connection;
 mod limits;
 mod metrics;
 mod monitor;
+mod outage;
 mod request_body;
 mod reserve_descriptor;
 mod response;
@@ -19,6 +20,7 @@ mod write_timeout;
 mod tests;
 
 use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
@@ -33,7 +35,9 @@ pub use self::response::ResponseHandle;
 
 use self::connection::{ConnectionSetup, Protocol, serve};
 use self::monitor::CloseReason;
+use self::outage::AcceptOutage;
 use self::reserve_descriptor::ReserveDescriptor;
+use crate::descriptors;
 use crate::shutdown::Lifetime;
 use crate::tls::ServerTls;
 
@@ -79,12 +83,13 @@ impl Listener {
     ) -> JoinHandle<()> {
         let timeouts = self.connections.timeouts();
         let setup = ConnectionSetup { protocol, app, timeouts, lifetime: lifetime.clone() };
-        lifetime.spawn(name, self.accept_all(name, setup))
+        lifetime.spawn_essential(name, self.accept_all(name, setup))
     }
 
     async fn accept_all(self, name: &'static str, setup: ConnectionSetup) {
         let cancelled = setup.lifetime.cancelled();
         tokio::pin!(cancelled);
+        let mut outage = AcceptOutage::default();
         loop {
             let accepted = tokio::select! {
                 biased;
@@ -92,18 +97,20 @@ impl Listener {
                 accepted = self.socket.accept() => accepted,
             };
             match accepted {
-                Ok((connection, peer)) => match self.connections.admit(peer.ip()) {
-                    Ok(permit) => self.spawn_connection(name, (connection, permit), &setup),
-                    Err(full) => {
-                        self.connections.metrics.closed(name, full.as_str());
-                        tracing::warn!(listener = name, limit = full.as_str(), %peer, "too many connections: refused a new one, raise the limit if this is expected load");
+                Ok(accepted) => {
+                    if let Some(failed) = outage.accepted() {
+                        tracing::info!(listener = name, failed, "accepting connections again");
                     }
-                },
+                    self.admit(name, accepted, &setup);
+                }
                 // The peer disconnected before the accept.
                 Err(error) if is_of_connection(&error) => {}
                 Err(error) => {
                     self.connections.metrics.closed(name, "accept_error");
-                    tracing::error!(listener = name, %error, "cannot accept a connection");
+                    if outage.failed() {
+                        let open_files_max = descriptors::limit();
+                        tracing::error!(listener = name, %error, open_files_max, "cannot accept connections: new ones wait; if too many files are open, raise the limit (ulimit -n) or lower --max-connections");
+                    }
                     // Most likely out of file descriptors: retrying at once would busy-loop.
                     if !self.reserve.as_ref().is_some_and(ReserveDescriptor::release) {
                         tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -113,12 +120,21 @@ impl Listener {
         }
     }
 
-    fn spawn_connection(
+    /// Serves a connection in its own task, or closes it if there are too many.
+    fn admit(
         &self,
         name: &'static str,
-        (connection, permit): (TcpStream, limits::ConnectionPermit),
+        (connection, peer): (TcpStream, SocketAddr),
         setup: &ConnectionSetup,
     ) {
+        let permit = match self.connections.admit(peer.ip()) {
+            Ok(permit) => permit,
+            Err(full) => {
+                self.connections.metrics.closed(name, full.as_str());
+                tracing::warn!(listener = name, limit = full.as_str(), %peer, "too many connections: refused a new one, raise the limit if this is expected load");
+                return;
+            }
+        };
         let (metrics, tls, setup) = (self.connections.metrics.clone(), self.tls.clone(), setup.clone());
         let (reserve, accepted) = (self.reserve.clone(), Instant::now());
         let lifetime = setup.lifetime.clone();

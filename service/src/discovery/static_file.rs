@@ -57,7 +57,7 @@ impl StaticFile {
         let (sender, members) = watch::channel(Members::new(first));
         let cancelled = lifetime.cancelled();
         let file = PolledFile::new(path, &text, poll_every);
-        lifetime.spawn("static-discovery", async move {
+        lifetime.spawn_essential("static-discovery", async move {
             tokio::select! {
                 biased;
                 () = cancelled => {}

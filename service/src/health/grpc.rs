@@ -34,7 +34,7 @@ impl Health {
         let first = state.borrow_and_update().clone();
         set_all(&reporter, services, &first).await;
         let cancelled = lifetime.cancelled();
-        lifetime.spawn("health-grpc", async move {
+        lifetime.spawn_essential("health-grpc", async move {
             tokio::pin!(cancelled);
             loop {
                 tokio::select! {

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -57,6 +58,8 @@ struct Inner {
     work: Gate,
     /// Tasks and threads: the shutdown waits for them.
     tasks: Gate,
+    /// The first essential task that panicked; shared with parents and children.
+    failed: Arc<watch::Sender<Option<&'static str>>>,
 }
 
 impl Lifetime {
@@ -68,13 +71,14 @@ impl Lifetime {
     /// Creates a part of this lifetime that can be ended alone, such as one connection or one router's
     /// session.
     pub fn child(&self) -> Self {
-        let Inner { leaving, draining, cancelled, work, tasks } = &*self.inner;
+        let Inner { leaving, draining, cancelled, work, tasks, failed } = &*self.inner;
         let inner = Inner {
             leaving: leaving.child_token(),
             draining: draining.child_token(),
             cancelled: cancelled.child_token(),
             work: work.child(),
             tasks: tasks.child(),
+            failed: Arc::clone(failed),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -105,6 +109,37 @@ impl Lifetime {
             reason = "the one place that spawns: the gate holds the task's name"
         )]
         tokio::spawn(task)
+    }
+
+    /// [`spawn`](Self::spawn) for a task that the process cannot do without, such as a listener: if it
+    /// panics, [`failed`](Self::failed) resolves, and the process ends instead of going on without it.
+    pub fn spawn_essential<F>(&self, name: &'static str, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        let failed = Arc::clone(&self.inner.failed);
+        self.spawn(name, async move {
+            AssertUnwindSafe(future).catch_unwind().await.unwrap_or_else(|payload| {
+                failed.send_if_modified(|first| first.is_none() && first.replace(name).is_none());
+                resume_unwind(payload)
+            })
+        })
+    }
+
+    /// Resolves once an essential task has panicked, with its name.
+    ///
+    /// Cancel safety: safe.
+    pub fn failed(&self) -> impl Future<Output = &'static str> + Send + use<> {
+        let mut failed = self.inner.failed.subscribe();
+        async move {
+            let name = failed.wait_for(Option::is_some).await.ok().and_then(|name| *name);
+            match name {
+                Some(name) => name,
+                // No task runs any more.
+                None => std::future::pending().await,
+            }
+        }
     }
 
     /// Holds the gate open for a dedicated thread; move the hold into the thread.
@@ -205,7 +240,7 @@ impl Default for Lifetime {
 }
 
 /// Message of a panic, if it is text.
-fn panic_text(payload: &(dyn Any + Send)) -> &str {
+pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<&str>().copied();
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no text)")
 }

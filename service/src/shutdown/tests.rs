@@ -73,6 +73,20 @@ async fn a_panic_opens_the_gate_and_reaches_the_handle() {
 }
 
 #[tokio::test]
+async fn the_panic_of_an_essential_task_is_a_failure_of_the_whole_process() {
+    let process = Lifetime::new();
+    let connection = process.child();
+    let failed = process.failed();
+    let unimportant = connection.spawn("request", async { panic!("on purpose, by a test") });
+    assert!(unimportant.await.is_err());
+    let finished = connection.spawn_essential("done", async { 7 });
+    assert_eq!(finished.await.unwrap(), 7);
+    let essential = connection.spawn_essential("listener", async { panic!("on purpose, by a test") });
+    assert!(essential.await.expect_err("the panic reaches the handle as well").is_panic());
+    assert_eq!(failed.await, "listener");
+}
+
+#[tokio::test]
 async fn sigterm_is_seen_even_before_the_future_is_awaited() {
     let mut signals = TerminationSignals::listen();
     nix::sys::signal::raise(nix::sys::signal::Signal::SIGTERM).unwrap();

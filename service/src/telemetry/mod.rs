@@ -4,7 +4,7 @@
 //! unless the standard variables name an endpoint (see `otlp.rs`). Trace context crosses processes in W3C
 //! format (see `propagation.rs`). Telemetry must never fail or delay the work it describes: if the collector
 //! is unreachable, spans are lost; if the log is not read, lines are dropped (see `writer.rs`); and the last
-//! flush has a timeout.
+//! flush has a timeout. Panics are log lines too, so that they do not wait for a reader of stderr either.
 
 mod http_client;
 mod otlp;
@@ -12,8 +12,10 @@ mod propagation;
 mod rate_limit;
 mod writer;
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt;
 use std::io::IsTerminal as _;
+use std::panic::PanicHookInfo;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -28,6 +30,7 @@ use tracing_subscriber::{Layer, Registry};
 
 use self::rate_limit::RateLimit;
 use self::writer::LogWriter;
+use crate::shutdown::panic_text;
 use crate::tls::TlsError;
 
 pub use propagation::{inject_headers, inject_metadata, set_parent, set_parent_from_headers};
@@ -119,7 +122,20 @@ pub fn init(config: &TelemetryConfig) -> Result<TelemetryGuard, TelemetryError> 
         tracer.map(|tracer| tracing_opentelemetry::layer().with_tracer(tracer).with_filter(exported_spans()));
     let log = LogWriter::start(std::io::stderr(), config.log_format).map_err(TelemetryError::LogThread)?;
     tracing_subscriber::registry().with(logs(config, &log)).with(spans).try_init()?;
+    // The default hook writes to stderr itself: while nobody reads a full pipe, the thread would never end.
+    let of_panics = log.clone();
+    std::panic::set_hook(Box::new(move |panic| of_panics.panicked(&described(panic))));
     Ok(TelemetryGuard { traces, log })
+}
+
+/// What the default hook writes, with a backtrace if `RUST_BACKTRACE` requests one.
+fn described(panic: &PanicHookInfo<'_>) -> String {
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or("(no name)");
+    let place = panic.location().map(|place| format!(" at {place}")).unwrap_or_default();
+    let text = format!("thread '{name}' panicked{place}: {}", panic_text(panic.payload()));
+    let trace = Backtrace::capture();
+    if trace.status() == BacktraceStatus::Captured { format!("{text}\n{trace}") } else { text }
 }
 
 fn logs(config: &TelemetryConfig, log: &LogWriter) -> Box<dyn Layer<Registry> + Send + Sync> {
@@ -147,6 +163,11 @@ fn is_exported(metadata: &Metadata<'_>) -> bool {
 }
 
 impl TelemetryGuard {
+    /// Writes a line to stderr, after all log lines before it and without blocking.
+    pub fn write_line(&self, text: &str) {
+        self.log.line(text);
+    }
+
     /// Flushes without blocking the runtime's threads, which the exporter needs. Preferable to dropping the
     /// guard; await it at the very end of `main`.
     pub async fn shut_down(self) {

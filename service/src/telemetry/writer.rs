@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
+use tracing::Level;
 use tracing_subscriber::fmt::MakeWriter;
 
 use super::LogFormat;
@@ -46,7 +47,18 @@ impl LogWriter {
 
     /// Logs a line about the log itself.
     pub(super) fn note(&self, text: &str) {
-        self.send(note(self.format, text));
+        self.send(formatted(self.format, (Level::WARN, module_path!()), text));
+    }
+
+    /// Logs a panic and waits until it is written, because the process may be about to abort.
+    pub(super) fn panicked(&self, text: &str) {
+        self.send(formatted(self.format, (Level::ERROR, "panic"), text));
+        self.flush();
+    }
+
+    /// Writes a line as it is, whatever the format.
+    pub(super) fn line(&self, text: &str) {
+        self.send(format!("{text}\n").into_bytes());
     }
 
     /// Waits until all queued lines are written, but not long: an unread pipe must not keep the process
@@ -77,16 +89,16 @@ fn write_all(received: &Receiver<Message>, num_dropped: &AtomicU64, mut out: imp
         let dropped = num_dropped.swap(0, Ordering::AcqRel);
         if dropped > 0 {
             let text = format!("{dropped} log lines were dropped: stderr is not read fast enough");
-            drop(out.write_all(&note(format, &text)));
+            drop(out.write_all(&formatted(format, (Level::WARN, module_path!()), &text)));
         }
     }
 }
 
-fn note(format: LogFormat, text: &str) -> Vec<u8> {
+fn formatted(format: LogFormat, (level, target): (Level, &str), text: &str) -> Vec<u8> {
     let mut line = match format {
-        LogFormat::Text => format!("WARN {}: {text}", module_path!()),
+        LogFormat::Text => format!("{level} {target}: {text}"),
         LogFormat::Json => {
-            serde_json::json!({ "level": "WARN", "target": module_path!(), "message": text }).to_string()
+            serde_json::json!({ "level": level.as_str(), "target": target, "message": text }).to_string()
         }
     };
     line.push('\n');
@@ -155,6 +167,16 @@ mod tests {
         assert!(text.starts_with("line 0\n"), "{text}");
         let lost = |count: usize| text.contains(&format!("{count} log lines were dropped"));
         assert!(lost(10) || lost(11), "{}", &text[text.len() - 200..]);
+    }
+
+    #[test]
+    fn a_panic_is_written_before_its_thread_goes_on() {
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let (read, may_write) = channel();
+        read.send(()).unwrap();
+        let pipe = Pipe { may_write, written: Arc::clone(&written) };
+        LogWriter::start(pipe, LogFormat::Text).unwrap().panicked("thread 'device' panicked");
+        assert_eq!(*written.lock().unwrap(), b"ERROR panic: thread 'device' panicked\n");
     }
 
     #[test]

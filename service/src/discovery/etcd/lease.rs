@@ -2,7 +2,8 @@
 //! lease, a manual deletion, an etcd that lost its data), the worker writes it again.
 //!
 //! The lease is renewed while the key is checked: etcd answers a write only after it has reached the disks of
-//! a majority, and a slow disk must not cost the lease.
+//! a majority, and a slow disk must not cost the lease. Neither must an etcd that refuses writes, such as one
+//! that is out of space: after a fault the worker connects again and continues its lease if etcd knows it.
 
 use std::convert::Infallible;
 
@@ -12,9 +13,13 @@ use tokio::sync::watch;
 use super::backoff::Backoff;
 use super::{CALL_TIMEOUT, EtcdCluster, Fault, LEASE_TTL, Load, Member, RENEW_EVERY, within_timeout};
 
-/// The last granted lease, kept here so that it can be revoked however its session ended.
+/// The last granted lease and the last connection, kept here so that the lease can be continued or revoked
+/// however its session ended.
 #[derive(Default)]
 struct GrantedLease(Option<(Client, i64)>);
+
+/// Both directions of the stream that renews a lease.
+type Renewals = (LeaseKeeper, LeaseKeepAliveStream);
 
 /// A worker to keep listed.
 pub(super) struct RegisteredWorker {
@@ -38,8 +43,9 @@ pub(super) async fn keep_registered(
     let mut granted = GrantedLease::default();
     loop {
         let session = async {
-            let (client, lease) = begin_lease(cluster, &mut granted).await?;
-            hold_lease(&Key { cluster, lease }, client, &mut worker, &mut backoff).await
+            let mut client = cluster.connect().await?;
+            let (lease, renewals) = granted.renew_or_grant(&mut client).await?;
+            hold_lease(&Key { cluster, lease }, (client, renewals), &mut worker, &mut backoff).await
         };
         let fault = tokio::select! {
             biased;
@@ -53,7 +59,7 @@ pub(super) async fn keep_registered(
         worker.listed.send_replace(false);
         tokio::select! {
             biased;
-            // The lease may still be valid, if only its renewal failed.
+            // The lease may still be valid.
             () = &mut stopped => break,
             () = backoff.failed(&fault) => {}
         }
@@ -62,40 +68,28 @@ pub(super) async fn keep_registered(
     granted.revoke().await;
 }
 
-async fn begin_lease(cluster: &EtcdCluster, granted: &mut GrantedLease) -> Result<(Client, i64), Fault> {
-    let mut client = cluster.connect().await?;
-    let ttl_seconds = i64::try_from(LEASE_TTL.as_secs()).expect("a lease of seconds");
-    let lease = within_timeout(client.lease_grant(ttl_seconds, None)).await?.id();
-    granted.0 = Some((client.clone(), lease));
-    Ok((client, lease))
-}
-
 /// Writes the key under the lease, and keeps both for as long as that works.
 async fn hold_lease(
     key: &Key<'_>,
-    mut client: Client,
+    (mut client, renewals): (Client, Renewals),
     worker: &mut RegisteredWorker,
     backoff: &mut Backoff,
 ) -> Result<Infallible, Fault> {
     key.put_if_missing(&mut client, worker.member_now()).await?;
-    let (keeper, answers) = within_timeout(client.lease_keep_alive(key.lease)).await?;
     backoff.succeeded();
     tracing::info!(worker = worker.member.id, "registered in etcd");
     worker.listed.send_replace(true);
     tokio::select! {
         biased;
         // The lease is lost, or etcd does not answer.
-        result = keep_renewing(keeper, answers) => result,
+        result = keep_renewing(renewals) => result,
         // The key cannot be written. Boxed because the client's futures are large.
         result = Box::pin(keep_written(key, client, worker)) => result,
     }
 }
 
 /// Renews the lease; ends with a fault.
-async fn keep_renewing(
-    mut keeper: LeaseKeeper,
-    mut answers: LeaseKeepAliveStream,
-) -> Result<Infallible, Fault> {
+async fn keep_renewing((mut keeper, mut answers): Renewals) -> Result<Infallible, Fault> {
     loop {
         tokio::time::sleep(RENEW_EVERY).await;
         within_timeout(keeper.keep_alive()).await?;
@@ -173,6 +167,26 @@ impl Key<'_> {
 }
 
 impl GrantedLease {
+    /// Continues the last lease over a new connection, or begins another if etcd no longer knows it.
+    async fn renew_or_grant(&mut self, client: &mut Client) -> Result<(i64, Renewals), Fault> {
+        if let Some((last_client, lease)) = &mut self.0 {
+            match within_timeout(client.lease_keep_alive(*lease)).await {
+                Ok(renewals) => {
+                    last_client.clone_from(client);
+                    return Ok((*lease, renewals));
+                }
+                // The lease has expired, or the grant below fails for the same reason.
+                Err(Fault::Call(_)) => {}
+                Err(fault) => return Err(fault),
+            }
+        }
+        let ttl_seconds = i64::try_from(LEASE_TTL.as_secs()).expect("a lease of seconds");
+        let lease = within_timeout(client.lease_grant(ttl_seconds, None)).await?.id();
+        self.0 = Some((client.clone(), lease));
+        let renewals = within_timeout(client.lease_keep_alive(lease)).await?;
+        Ok((lease, renewals))
+    }
+
     /// Revokes the lease, and with it the key. If that fails, the lease expires by itself.
     async fn revoke(self) {
         let Some((mut client, lease)) = self.0 else { return };

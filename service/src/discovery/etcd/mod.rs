@@ -29,8 +29,8 @@ use crate::tls::ClientTls;
 /// lease costs them only attempts to connect.
 const LEASE_TTL: Duration = Duration::from_secs(12);
 
-/// Interval of a lease's renewals, and of checks of the key under it. A failed renewal is followed at once by
-/// a new lease.
+/// Interval of a lease's renewals, and of checks of the key under it. After a failure the worker connects
+/// again at once.
 const RENEW_EVERY: Duration = Duration::from_secs(3);
 
 /// Timeout of one call. After a renewal that took longer the connection is abandoned.
@@ -87,7 +87,7 @@ impl Etcd {
         let (sender, receiver) = watch::channel(Members::default());
         let cluster = Arc::clone(&self.cluster);
         let cancelled = self.lifetime.cancelled();
-        self.lifetime.spawn("etcd-watch", async move {
+        self.lifetime.spawn_essential("etcd-watch", async move {
             tokio::select! {
                 biased;
                 () = cancelled => {}
@@ -117,7 +117,7 @@ impl Discovery for Etcd {
         let (listed, seen) = watch::channel(false);
         let (load, told) = watch::channel(Load::default());
         let worker = lease::RegisteredWorker { member, listed, load: told };
-        let task = self.lifetime.spawn("etcd-lease", async move {
+        let task = self.lifetime.spawn_essential("etcd-lease", async move {
             // Boxed because the client's futures are large.
             Box::pin(lease::keep_registered(&cluster, worker, stopped)).await;
         });
@@ -163,6 +163,8 @@ impl EtcdCluster {
             .with_connect_timeout(CALL_TIMEOUT)
             .with_keep_alive(PING_EVERY, CALL_TIMEOUT)
             .with_keep_alive_while_idle(true)
+            // Tokens expire, with etcd's default settings after 5 minutes.
+            .with_auto_token_refresh(true)
             .with_require_leader(true);
         if let Some(tls) = &self.tls {
             options = options.with_tls(tls.config());

@@ -5,7 +5,9 @@ mod server;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use etcd_client::{Client, CompactionOptions, DeleteOptions, Permission};
+use etcd_client::{
+    AlarmAction, AlarmType, Client, CompactionOptions, ConnectOptions, DeleteOptions, Permission,
+};
 use nix::sys::signal::Signal;
 use tokio::sync::watch;
 
@@ -163,9 +165,17 @@ async fn a_user_who_proves_it_is_answered_and_nobody_else() {
 
     let user = |password| EtcdUser { name: "workers".to_owned(), password: Secret::new(password) };
     let known = Process::start_as(&server, Some(user("sesame"))).await;
-    let (_registration, mut members) =
+    let (registration, mut members) =
         (known.discovery.register(worker("a")).await.unwrap(), known.members().await);
     see(&mut members, &["a"]).await;
+    // Its token expires before it writes its key again.
+    let options = ConnectOptions::new().with_user("root", "of all").with_auto_token_refresh(true);
+    let mut reader = Client::connect(server.endpoints(), Some(options)).await.unwrap();
+    let lease = lease_of(&mut reader, "a", None).await;
+    let load = Load { sequences: 1, kv_blocks_used: 2 };
+    registration.report_load(load);
+    wait_for_load(&mut reader, "a", load).await;
+    assert_eq!(lease_of(&mut reader, "a", None).await, lease, "a new token costs no lease");
     for (who, user) in [("says nothing", None), ("is wrong", Some(user("open")))] {
         let cluster = server.cluster(None).with_user(user);
         let answered = Box::pin(async { cluster.read_all(&mut cluster.connect().await?).await });
@@ -216,7 +226,8 @@ async fn a_restart_of_etcd_loses_nobody() {
     let mut server = EtcdServer::start_new().await;
     let (router, worker_process) = (Process::start(&server).await, Process::start(&server).await);
     let mut members = router.members().await;
-    let _old = worker_process.discovery.register(worker("old")).await.unwrap();
+    let old = worker_process.discovery.register(worker("old")).await.unwrap();
+    let mut listed = old.listed();
     see(&mut members, &["old"]).await;
     let lease = lease_of(&mut server.client().await, "old", None).await;
 
@@ -225,12 +236,40 @@ async fn a_restart_of_etcd_loses_nobody() {
     // Time for the watch to fail a few times, in case that made it forget members.
     tokio::time::sleep(Duration::from_millis(300)).await;
     see(&mut members, &["old"]).await;
+    wait_listed(&mut listed, false).await;
 
     server.start().await;
     see(&mut members, &["new", "old"]).await;
-    // The worker gets a new lease, instead of waiting for the old one to expire.
-    lease_of(&mut server.client().await, "old", Some(lease)).await;
+    wait_listed(&mut listed, true).await;
+    assert_eq!(lease_of(&mut server.client().await, "old", None).await, lease, "the lease is continued");
     see(&mut members, &["new", "old"]).await;
+}
+
+/// An etcd that is out of space renews leases, but refuses keys and new leases until an operator acts.
+#[tokio::test]
+async fn an_etcd_out_of_space_loses_nobody() {
+    let server = EtcdServer::start_new().await;
+    let (router, worker_process) = (Process::start(&server).await, Process::start(&server).await);
+    let mut members = router.members().await;
+    let registration = worker_process.discovery.register(worker("a")).await.unwrap();
+    let mut listed = registration.listed();
+    see(&mut members, &["a"]).await;
+    let mut client = server.client().await;
+    let lease = lease_of(&mut client, "a", None).await;
+
+    client.alarm(AlarmAction::Activate, AlarmType::Nospace, None).await.unwrap();
+    wait_listed(&mut listed, false).await;
+    // As long as a lease lives that is not renewed.
+    tokio::time::sleep(LEASE_TTL + Duration::from_millis(500)).await;
+    see(&mut members, &["a"]).await;
+    assert_eq!(lease_of(&mut client, "a", None).await, lease);
+
+    client.alarm(AlarmAction::Deactivate, AlarmType::Nospace, None).await.unwrap();
+    wait_listed(&mut listed, true).await;
+    let load = Load { sequences: 1, kv_blocks_used: 2 };
+    registration.report_load(load);
+    wait_for_load(&mut client, "a", load).await;
+    assert_eq!(lease_of(&mut client, "a", None).await, lease);
 }
 
 #[tokio::test]

@@ -151,6 +151,8 @@ impl EtcdServer {
             .arg("--data-dir")
             .arg(self.directory.path().join("data"))
             .args(["--name", "test", "--logger", "zap", "--log-level", "warn"])
+            // Shorter than the interval of any calls, so that tokens expire in tests.
+            .args(["--auth-token-ttl", "1"])
             // A single member elects itself: no need to wait a second for it at each start.
             .args(["--heartbeat-interval", "20", "--election-timeout", "200"])
             .args(["--listen-client-urls", &client_url, "--advertise-client-urls", &client_url])
