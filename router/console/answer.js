@@ -1,26 +1,32 @@
 // An answer on the page: its tokens as they are committed, coloured by origin, and its speed.
 
-import { byId, el, formatNumber, plural } from "/console/dom.js";
+import { byId, el, formatNumber, plural } from "./dom.js";
 
 export class Answer {
   constructor(title) {
     this.ids = [];
     this.spans = [];
     this.numDrafted = 0;
-    this.firstMs = null;
+    // The first span, from which on the speed counts: its time, and the number of its tokens.
+    this.first = null;
     this.ms = 0;
     this.end = null;
     this.text = el("div", { class: "answer-text", role: "group", "aria-label": `Tokens, ${title}` });
     this.stats = el("p", { class: "stats" });
-    this.card = el("article", { class: "card answer running" }, el("h3", {}, title), this.text, this.stats);
+    this.card = el("article", { class: "card answer" }, el("h3", {}, title), this.text, this.stats);
     this.text.addEventListener("keydown", (event) => this.#moveFocus(event));
+  }
+
+  /** Marks the answer as one that is being generated. */
+  begin() {
+    this.card.classList.add("running");
   }
 
   /** Adds a line of the router's response. */
   addLine(line) {
     if (line.start) this.start = line.start;
-    if (line.span) {
-      this.firstMs ??= line.span.ms;
+    if (line.span?.tokens.length) {
+      this.first ??= { ms: line.span.ms, count: line.span.tokens.length };
       this.ms = line.span.ms;
       for (const token of line.span.tokens) this.#append(token, line.span.ms);
     }
@@ -34,9 +40,9 @@ export class Answer {
     this.#show();
   }
 
-  /** Tokens per second from the first committed span to the last. */
+  /** Tokens per second after the first committed span, which may have several tokens; NaN before the second one. */
   tokensPerSecond() {
-    return (1e3 * (this.ids.length - 1)) / (this.ms - this.firstMs);
+    return this.first ? (1e3 * (this.ids.length - this.first.count)) / (this.ms - this.first.ms) : NaN;
   }
 
   markDifference(position) {

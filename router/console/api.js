@@ -2,6 +2,8 @@
 
 const KEY = "outrider-api-key";
 const TIMEOUT_MS = 10_000;
+// Longest part of a body that is shown as an error.
+const MESSAGE_LENGTH_MAX = 300;
 
 export function apiKey() {
   return sessionStorage.getItem(KEY) ?? "";
@@ -18,24 +20,29 @@ function headers(extra = {}) {
 }
 
 async function errorFrom(response) {
-  const text = await response.text();
-  let message = text.trim();
+  // The status says what is wrong, also if the connection ends before the body does.
+  const text = await response.text().catch(() => "");
+  let message = text.trim().slice(0, MESSAGE_LENGTH_MAX) || response.statusText;
   try {
-    message = JSON.parse(text).error.message;
+    message = JSON.parse(text).error.message ?? message;
   } catch {
-    // The body is not an OpenAI error object: show it unchanged.
+    // The body is not an OpenAI error object, for example the page of a proxy: show its beginning.
   }
   return Object.assign(new Error(`The router answered ${response.status}: ${message}`), { status: response.status });
 }
 
+/** The error to show for one of `fetch` or of reading a body: that of the user's Stop stays as it is. */
+function connectionError(error) {
+  if (error.name === "AbortError") return error;
+  return new Error(error.name === "TimeoutError" ? `The router did not answer within ${TIMEOUT_MS / 1000} s.` : "The router cannot be reached.");
+}
+
+/**
+ * Sends a request. Paths start at the router's address, which a proxy may serve below a prefix: this file is in the
+ * folder `console` there.
+ */
 async function request(path, options) {
-  let response;
-  try {
-    response = await fetch(path, options);
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Error(error.name === "TimeoutError" ? `The router did not answer within ${TIMEOUT_MS / 1000} s.` : "The router cannot be reached.");
-  }
+  const response = await fetch(new URL(`..${path}`, import.meta.url), options).catch((error) => { throw connectionError(error); });
   if (!response.ok) throw await errorFrom(response);
   return response;
 }
@@ -43,7 +50,12 @@ async function request(path, options) {
 /** Sends a GET request and returns the parsed JSON body. */
 export async function getJson(path) {
   const response = await request(path, { headers: headers(), signal: AbortSignal.timeout(TIMEOUT_MS) });
-  return response.json();
+  const text = await response.text().catch((error) => { throw connectionError(error); });
+  try {
+    return JSON.parse(text);
+  } catch {
+    throw new Error("The answer is not the router's: another server, or a proxy, answers at this address.");
+  }
 }
 
 export async function send(method, path) {
@@ -59,22 +71,32 @@ export async function generate(body, onLine, signal) {
     signal,
   });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let incomplete = "";
   let isComplete = false;
-  for (;;) {
-    const { done, value } = await reader.read().catch((error) => {
-      if (error.name === "AbortError") throw error;
-      return { done: true };
-    });
-    if (done) break;
-    const lines = (incomplete + value).split("\n");
-    incomplete = lines.pop();
-    for (const text of lines) {
+  try {
+    for await (const text of linesOf(reader)) {
       const line = JSON.parse(text);
       if (line.failed) throw new Error(line.failed.error.message);
       isComplete = isComplete || Boolean(line.end);
       onLine(line);
     }
+  } finally {
+    // After an error nobody reads on: the router should not generate on. If all was read, this has no effect.
+    reader.cancel().catch(() => {});
   }
   if (!isComplete) throw new Error("The answer is incomplete: the connection to the router was lost.");
+}
+
+/** The complete lines of a body, as they arrive. A lost connection ends them, as the end of the body does. */
+async function* linesOf(reader) {
+  let incomplete = "";
+  for (;;) {
+    const { done, value } = await reader.read().catch((error) => {
+      if (error.name === "AbortError") throw error;
+      return { done: true };
+    });
+    if (done) return;
+    const lines = (incomplete + value).split("\n");
+    incomplete = lines.pop();
+    yield* lines;
+  }
 }

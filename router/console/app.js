@@ -1,12 +1,12 @@
 // Shows one page at a time, selected by the URL's fragment. Pages whose data changes are refreshed every two seconds.
 
-import { apiKey, setApiKey } from "/console/api.js";
-import { byId } from "/console/dom.js";
-import * as lanes from "/console/lanes.js";
-import * as pair from "/console/pair.js";
-import * as playground from "/console/playground.js";
-import * as pools from "/console/pools.js";
-import * as requests from "/console/requests.js";
+import { apiKey, setApiKey } from "./api.js";
+import { byId } from "./dom.js";
+import * as lanes from "./lanes.js";
+import * as pair from "./pair.js";
+import * as playground from "./playground.js";
+import * as pools from "./pools.js";
+import * as requests from "./requests.js";
 
 const PAGES = { playground, lanes, pools, requests, pair };
 const REFRESHED_PAGES = ["lanes", "pools", "requests", "pair"];
@@ -64,6 +64,11 @@ byId("key").value = apiKey();
 byId("key").addEventListener("change", (event) => {
   setApiKey(event.target.value.trim());
   refresh();
+});
+// A link to #main would change the fragment, which selects the page.
+byId("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  byId("main").focus();
 });
 playground.setUp();
 requests.setUp();

@@ -1,7 +1,7 @@
 // The page Lanes: each lane's k and the data that it was chosen from.
 
-import { getJson } from "/console/api.js";
-import { byId, el, formatNumber, number, plural, render, svg, table } from "/console/dom.js";
+import { getJson } from "./api.js";
+import { byId, el, formatNumber, number, plural, render, svg, table } from "./dom.js";
 
 const REASONS = {
   best: "it has the highest predicted throughput",

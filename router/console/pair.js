@@ -1,7 +1,7 @@
 // The page Pair: the report of `outrider check-pair` on the target and its draft, by task type.
 
-import { getJson, send } from "/console/api.js";
-import { byId, el, formatNumber, number, plural, svg, table } from "/console/dom.js";
+import { getJson, send } from "./api.js";
+import { byId, el, formatNumber, number, plural, svg, table } from "./dom.js";
 
 let shownReport = "";
 

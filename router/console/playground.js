@@ -1,12 +1,13 @@
 // The page Playground: the answer to a prompt, its tokens by origin, and a race of speculation off against on.
 
-import { generate, getJson } from "/console/api.js";
-import { Answer } from "/console/answer.js";
-import { byId, el, formatNumber } from "/console/dom.js";
+import { generate, getJson } from "./api.js";
+import { Answer } from "./answer.js";
+import { byId, el, formatNumber } from "./dom.js";
 
 let running = null;
 
-function requestBody(speculation) {
+/** The request that the form describes, without `speculation`. */
+function requestBody() {
   return {
     model: byId("model").value,
     messages: [{ role: "user", content: byId("prompt").value }],
@@ -15,8 +16,7 @@ function requestBody(speculation) {
     max_tokens: Number(byId("max-tokens").value),
     logprobs: true,
     top_logprobs: 3,
-    ignore_eos: true,
-    speculation,
+    ignore_eos: byId("ignore-eos").checked,
   };
 }
 
@@ -31,9 +31,10 @@ function showVerdict(text, kind = "") {
   byId("verdict").textContent = text;
 }
 
-async function run(answer, speculation, signal) {
+async function run(answer, body, signal) {
+  answer.begin();
   try {
-    await generate(requestBody(speculation), (line) => answer.addLine(line), signal);
+    await generate(body, (line) => answer.addLine(line), signal);
   } finally {
     answer.finish();
   }
@@ -64,17 +65,19 @@ async function runExclusively(work) {
 async function generateOne(signal) {
   const answer = new Answer("Answer");
   byId("answers").replaceChildren(answer.card);
-  await run(answer, speculationOptions(), signal);
+  await run(answer, { ...requestBody(), speculation: speculationOptions() }, signal);
 }
 
-// One after the other, because concurrent runs would share the target and slow each other down.
+// One after the other, because concurrent runs would share the target and slow each other down. Both take the form as
+// it is now: what is typed in it meanwhile must not make their ids differ.
 async function race(signal) {
+  const body = requestBody();
+  const chosen = speculationOptions();
   const off = new Answer("Speculation off");
   const on = new Answer("Speculation on");
   byId("answers").replaceChildren(off.card, on.card);
-  await run(off, { enabled: false }, signal);
-  const speculation = speculationOptions();
-  await run(on, speculation.enabled === false ? {} : speculation, signal);
+  await run(off, { ...body, speculation: { enabled: false } }, signal);
+  await run(on, { ...body, speculation: chosen.enabled === false ? {} : chosen }, signal);
   const difference = firstDifference(off.ids, on.ids);
   const ratio = on.tokensPerSecond() / off.tokensPerSecond();
   const speed = Number.isFinite(ratio) ? `${formatNumber(ratio, 2)} times as fast with speculation.` : "Too few tokens to compare the speed.";
@@ -107,7 +110,10 @@ export function setUp() {
     event.preventDefault();
     runExclusively(generateOne);
   });
-  byId("race").addEventListener("click", () => runExclusively(race));
+  byId("race").addEventListener("click", () => {
+    // Only a submitted form is checked by the browser.
+    if (byId("ask").reportValidity()) runExclusively(race);
+  });
   byId("stop").addEventListener("click", () => running?.abort());
 }
 

@@ -1,7 +1,7 @@
 // The page Pools: every worker with its health, KV, load and a button to drain it.
 
-import { getJson, send } from "/console/api.js";
-import { byId, el, formatNumber, number, plural, render, table } from "/console/dom.js";
+import { getJson, send } from "./api.js";
+import { byId, el, formatNumber, number, plural, render, table } from "./dom.js";
 
 function state(worker) {
   const bad = (text) => el("span", { class: "state bad" }, text);

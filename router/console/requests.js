@@ -1,7 +1,7 @@
 // The page Requests: a waterfall of the steps of recent requests.
 
-import { getJson } from "/console/api.js";
-import { byId, el, formatNumber, number, plural, svg, table } from "/console/dom.js";
+import { getJson } from "./api.js";
+import { byId, el, formatNumber, number, plural, svg, table } from "./dom.js";
 
 const PARTS = { queue: "queue", prefill: "prefill at the target", draft: "draft forward", wire: "wire, and waiting for a CPU core", wait: "router", verify: "verification" };
 const WIDTH = 1000;
@@ -105,7 +105,10 @@ export async function show() {
   const container = byId("requests");
   const known = new Map([...container.querySelectorAll("details")].map((details) => [details.dataset.request, details]));
   const cards = timelines.map((timeline, i) => known.get(`${timeline.request_id}/${timeline.choice}`) ?? card(timeline, i === 0 && known.size === 0));
-  // Cards that are put in again would lose the focus.
-  const isUnchanged = cards.length > 0 && cards.length === container.children.length && cards.every((card, i) => card === container.children[i]);
-  if (!isUnchanged) container.replaceChildren(...(cards.length ? cards : [el("p", {}, "No request has ended yet.")]));
+  // Cards that are there stay in place: put in again, they would lose the focus, a selection and their scroll position.
+  const shown = cards.length ? cards : [el("p", {}, "No request has ended yet.")];
+  shown.forEach((card, i) => {
+    if (container.children[i] !== card) container.insertBefore(card, container.children[i] ?? null);
+  });
+  while (container.children.length > shown.length) container.lastElementChild.remove();
 }

@@ -4,6 +4,7 @@
 
 mod chat;
 mod jobs;
+mod newest;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -24,6 +25,7 @@ use crate::task_type::classify;
 use text::{ConversationMessage, Framing, ModelText};
 
 use self::jobs::{Job, JobQueue};
+pub use self::newest::tokenize_newest;
 
 /// Maximum number of queued jobs.
 pub const TOKENIZE_QUEUE_MAX: usize = 1_024;

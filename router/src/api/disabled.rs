@@ -7,7 +7,6 @@ pub(super) fn is_disabled(field: &str, value: &Value) -> bool {
     match (field, value) {
         (_, Value::Null | Value::Bool(false)) => true,
         ("function_call", Value::String(choice)) => matches!(choice.as_str(), "" | "none" | "auto"),
-        ("truncation", Value::String(truncation)) => matches!(truncation.as_str(), "" | "disabled"),
         ("verbosity", Value::String(verbosity)) => matches!(verbosity.as_str(), "" | "medium"),
         (_, Value::String(text)) => text.is_empty(),
         ("modalities", Value::Array(items)) => items.is_empty() || *items == ["text"],
@@ -41,8 +40,6 @@ mod tests {
             ("function_call", json!({ "name": "f" }), false),
             ("modalities", json!(["text"]), true),
             ("modalities", json!(["text", "audio"]), false),
-            ("truncation", json!("disabled"), true),
-            ("truncation", json!("auto"), false),
             ("verbosity", json!("medium"), true),
             ("verbosity", json!("low"), false),
             ("include", json!([]), true),

@@ -3,15 +3,18 @@
 
 use serde_json::{Map, Value, json};
 
+use super::custom_tools;
 use crate::error::RouterError;
-use crate::request::tools::{RawTools, Tool, ToolChoice};
+use crate::request::tools::{RawTools, Tool, ToolChoice, ToolFieldNames};
 
 /// Format of a function tool in an API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ToolFormat {
     /// Chat completions: name, description and `parameters` are fields of `function`.
     Nested,
-    /// Responses: they are fields of the tool itself.
+    /// The older `functions` of chat completions: like the content of `function`.
+    Function,
+    /// Responses: they are fields of the tool itself, which may also be a custom tool ([`custom_tools`]).
     Flat,
     /// Anthropic's messages: like [`Self::Flat`], with the schema called `input_schema`.
     InputSchema,
@@ -27,11 +30,13 @@ pub(super) struct ParsedTools {
 }
 
 impl ToolFormat {
-    /// Path from a tool to its name.
-    pub(super) fn name_path(self) -> &'static str {
+    /// Names of the fields.
+    fn names(self) -> ToolFieldNames {
+        let nested = ToolFieldNames::default();
         match self {
-            Self::Nested => ".function.name",
-            Self::Flat | Self::InputSchema => ".name",
+            Self::Nested => nested,
+            Self::Function => ToolFieldNames { tools: "functions", name: ".name", choice: "function_call" },
+            Self::Flat | Self::InputSchema => ToolFieldNames { name: ".name", ..nested },
         }
     }
 
@@ -42,24 +47,31 @@ impl ToolFormat {
         choice: ToolChoice,
         parallel: Option<bool>,
     ) -> Result<ParsedTools, RouterError> {
-        let parse = |(idx, tool): (usize, Value)| self.parse_tool(idx, tool);
+        let parse = |(idx, tool): (usize, Value)| match self {
+            Self::Flat if tool["type"] == custom_tools::TYPE => {
+                self.parse_tool(idx, custom_tools::as_function(idx, tool, &choice)?)
+            }
+            _ => self.parse_tool(idx, tool),
+        };
         let (tools, template_tools) =
             tools.into_iter().enumerate().map(parse).collect::<Result<_, RouterError>>()?;
         Ok(ParsedTools {
-            raw: RawTools { tools, choice, parallel: parallel.unwrap_or(true) },
+            raw: RawTools { tools, choice, parallel: parallel.unwrap_or(true), names: self.names() },
             template_tools,
         })
     }
 
     /// Reads one tool; also returns it in the template's format.
     fn parse_tool(self, idx: usize, tool: Value) -> Result<(Tool, Value), RouterError> {
+        let names = self.names();
         let invalid = |path: &str, expected: &str| {
-            let path = format!("tools[{idx}]{path}");
+            let path = format!("{}[{idx}]{path}", names.tools);
             let message = format!("{path} must be {expected}");
             RouterError::invalid(path, message)
         };
         let kind = &tool["type"];
         match self {
+            Self::Function => {}
             Self::InputSchema if kind.is_null() || kind == "custom" => {}
             Self::InputSchema => {
                 return Err(invalid(".type", "`custom`: tools that a server runs are not supported"));
@@ -69,11 +81,11 @@ impl ToolFormat {
         }
         let (path, function) = match self {
             Self::Nested => (".function", &tool["function"]),
-            Self::Flat | Self::InputSchema => ("", &tool),
+            Self::Function | Self::Flat | Self::InputSchema => ("", &tool),
         };
         let function = function.as_object().ok_or_else(|| invalid(path, "an object"))?;
         let name = function.get("name").and_then(Value::as_str);
-        let name = name.ok_or_else(|| invalid(self.name_path(), "a string"))?.to_owned();
+        let name = name.ok_or_else(|| invalid(names.name, "a string"))?.to_owned();
         let schema = if self == Self::InputSchema { "input_schema" } else { "parameters" };
         let parameters = match function.get(schema) {
             Some(Value::Object(schema)) => Some(schema.clone()),
@@ -86,7 +98,7 @@ impl ToolFormat {
         }
         let template_tool = match self {
             Self::Nested => None,
-            Self::Flat | Self::InputSchema => {
+            Self::Function | Self::Flat | Self::InputSchema => {
                 let mut function = Map::from_iter([("name".to_owned(), json!(name))]);
                 function.extend(description.map(|text| ("description".to_owned(), text.clone())));
                 function.extend(parameters.clone().map(|schema| ("parameters".to_owned(), schema.into())));
@@ -104,9 +116,10 @@ impl ToolFormat {
             Value::String(word) if word == "none" => Ok(ToolChoice::None),
             Value::String(word) if word == "auto" => Ok(ToolChoice::Auto),
             Value::String(word) if word == "required" => Ok(ToolChoice::Required),
-            Value::Object(named) if named.get("type").is_some_and(|kind| kind == "function") => {
-                let path = format!("tool_choice{}", self.name_path());
-                let name = choice.pointer(&self.name_path().replace('.', "/")).and_then(Value::as_str);
+            Value::Object(named) if named.get("type").is_some_and(|kind| self.is_named_by(kind)) => {
+                let name_path = self.names().name;
+                let path = format!("tool_choice{name_path}");
+                let name = choice.pointer(&name_path.replace('.', "/")).and_then(Value::as_str);
                 let name =
                     name.ok_or_else(|| RouterError::invalid(&path, format!("{path} must be a string")))?;
                 Ok(ToolChoice::Named(name.to_owned()))
@@ -114,12 +127,17 @@ impl ToolFormat {
             _ => {
                 let named = match self {
                     Self::Nested => r#"{"type": "function", "function": {"name": ..}}"#,
-                    Self::Flat | Self::InputSchema => r#"{"type": "function", "name": ..}"#,
+                    _ => r#"{"type": "function", "name": ..}"#,
                 };
                 let message = format!("tool_choice must be one of none, auto, required, or {named}");
                 Err(RouterError::invalid("tool_choice", message))
             }
         }
+    }
+
+    /// Whether a `tool_choice` of this type names a tool.
+    fn is_named_by(self, kind: &Value) -> bool {
+        kind == "function" || (self == Self::Flat && kind == custom_tools::TYPE)
     }
 }
 

@@ -177,6 +177,7 @@ fn parse_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result
         prediction: None,
         priority: Some(i64::from(message.priority)),
         truncate_prompt_tokens: None,
+        drop_oldest_messages: false,
         cache_salt: None,
         fill_context_window: false,
         exclude_from_log: false,

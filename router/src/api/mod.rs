@@ -8,6 +8,7 @@ mod anthropic;
 mod buffered_response;
 mod conversation;
 pub mod cors;
+mod custom_tools;
 mod debug;
 mod disabled;
 mod error;

@@ -37,7 +37,9 @@ use crate::request::gateway::Objectives;
 use crate::request::record::RequestRecord;
 use crate::request::{Auth, Caller, CheckedRequest, RawRequest, span};
 use crate::request_log::RequestLog;
-use crate::tokenize::{Prompt, TokenizePool, TokenizedPrompt, check_vocabulary, predicted_text, tokenize};
+use crate::tokenize::{
+    Prompt, TokenizePool, TokenizedPrompt, check_vocabulary, predicted_text, tokenize, tokenize_newest,
+};
 
 /// State shared by the APIs. Clones are handles to the same state.
 #[derive(Clone)]
@@ -171,10 +173,15 @@ async fn tokenize_prompts(
     let (model, prompts) = (Arc::clone(&request.entry.text), std::mem::take(&mut request.prompts));
     let (max_model_len, max_prompt_tokens) = (request.entry.max_model_len, request.truncate_prompt_tokens);
     let vocab_size = request.entry.vocab_size;
+    let fitting_tokens = request.drop_oldest_messages.then(|| request.fitting_prompt_tokens());
     let job = move || {
         let tokenized = |prompt| {
             let field = if matches!(prompt, Prompt::Chat { .. }) { "messages" } else { "prompt" };
-            let prompt = tokenize(&model, prompt, max_model_len)?.keep_last(max_prompt_tokens, &model);
+            let prompt = match fitting_tokens {
+                Some(max_tokens) => tokenize_newest(&model, prompt, max_model_len, max_tokens)?,
+                None => tokenize(&model, prompt, max_model_len)?,
+            };
+            let prompt = prompt.keep_last(max_prompt_tokens, &model);
             check_vocabulary(&model, field, &prompt.ids, vocab_size)?;
             Ok(prompt)
         };

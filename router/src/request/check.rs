@@ -68,6 +68,7 @@ impl RawRequest {
             priority: requested_priority.max(caller.priority),
             isolation_key: salted_isolation_key(caller.isolation_key, self.cache_salt.as_deref())?,
             truncate_prompt_tokens,
+            drop_oldest_messages: self.drop_oldest_messages,
             may_be_logged: caller.may_be_logged && !self.exclude_from_log,
             names: self.names,
             entry,
@@ -169,7 +170,7 @@ impl RawRequest {
         entry: &ModelEntry,
         is_chat: bool,
     ) -> Result<OutputFormat, RouterError> {
-        self.tools.check(self.names.tool_name)?;
+        self.tools.check()?;
         self.grammar = self.tools.grammar(self.grammar.take(), &entry.text)?;
         if let Some(grammar) = &self.grammar {
             grammar.check_compatible(self)?;

@@ -52,6 +52,8 @@ pub struct CheckedRequest {
     pub priority: u8,
     /// Keep only this many tokens at the end of a prompt.
     pub truncate_prompt_tokens: Option<u32>,
+    /// Leave out the oldest messages of a conversation that does not fit the window.
+    pub drop_oldest_messages: bool,
     /// See [`SequenceSpec::isolation_key`].
     pub isolation_key: u64,
     /// Both the caller and the request allow logging of the request.
@@ -64,6 +66,11 @@ impl CheckedRequest {
     /// Number of sequences of the request.
     pub fn num_sequences(&self) -> u32 {
         self.prompts.len() as u32 * self.num_choices
+    }
+
+    /// Maximum number of prompt tokens that leave room for the output: as much as is requested, or one token.
+    pub fn fitting_prompt_tokens(&self) -> u32 {
+        self.entry.max_model_len.saturating_sub(self.max_tokens.unwrap_or(1).max(1))
     }
 
     /// Whether log probabilities of the prompt are requested.

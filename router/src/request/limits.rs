@@ -31,6 +31,8 @@ pub const CACHE_SALT_BYTES_MAX: usize = 1_024;
 pub const NAME_LEN_MAX: usize = 64;
 /// Default of `max_tokens` for completions requests.
 pub const COMPLETION_TOKENS_DEFAULT: u32 = 16;
+/// Maximum length of a tool's name, in characters, as in Anthropic's API.
+pub const TOOL_NAME_LEN_MAX: usize = 128;
 /// Maximum number of tools in a request.
 pub const TOOLS_MAX: usize = 128;
 /// Maximum number of calls in an answer that must consist of calls.

@@ -51,6 +51,8 @@ pub struct RawRequest {
     pub priority: Option<i64>,
     /// Keep only this many tokens at the end of a prompt; -1: as many as leave one position for the output.
     pub truncate_prompt_tokens: Option<i64>,
+    /// Leave out the oldest messages of a conversation that does not fit the window.
+    pub drop_oldest_messages: bool,
     /// Requests with different salts share no prefix blocks.
     pub cache_salt: Option<String>,
     /// Without `max_tokens`, a completion may fill the window, as a chat may.
@@ -112,21 +114,12 @@ pub struct FieldNames {
     pub prompt: &'static str,
     /// `stop` or `stop_sequences`.
     pub stop: &'static str,
-    /// Path of the name within a tool.
-    pub tool_name: &'static str,
     /// `echo`; `None` if the request cannot have it.
     pub echo: Option<&'static str>,
 }
 
 impl Default for FieldNames {
     fn default() -> Self {
-        Self {
-            max_tokens: "max_tokens",
-            logprobs: "logprobs",
-            prompt: "prompt",
-            stop: "stop",
-            tool_name: ".function.name",
-            echo: None,
-        }
+        Self { max_tokens: "max_tokens", logprobs: "logprobs", prompt: "prompt", stop: "stop", echo: None }
     }
 }

@@ -22,6 +22,25 @@ pub struct RawTools {
     pub choice: ToolChoice,
     /// Whether one answer may contain several calls.
     pub parallel: bool,
+    /// The API's names of the fields, for messages.
+    pub names: ToolFieldNames,
+}
+
+/// Names of the fields of tools, which differ between APIs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ToolFieldNames {
+    /// `tools` or `functions`.
+    pub tools: &'static str,
+    /// Path of the name within a tool.
+    pub name: &'static str,
+    /// `tool_choice` or `function_call`.
+    pub choice: &'static str,
+}
+
+impl Default for ToolFieldNames {
+    fn default() -> Self {
+        Self { tools: "tools", name: ".function.name", choice: "tool_choice" }
+    }
 }
 
 /// One tool.
@@ -47,24 +66,23 @@ pub enum ToolChoice {
     Named(String),
 }
 
-const FIELD: &str = "tools";
-
 impl RawTools {
-    /// Checks the tools. `name_path` is the path of the name within a tool, for messages.
-    pub(super) fn check(&self, name_path: &str) -> Result<(), RouterError> {
+    /// Checks the tools.
+    pub(super) fn check(&self) -> Result<(), RouterError> {
+        let ToolFieldNames { tools: field, name: name_path, choice } = self.names;
         let (len, max) = (self.tools.len(), limits::TOOLS_MAX);
         if len > max {
             return Err(RouterError::invalid(
-                FIELD,
-                format!("tools has {len} tools, at most {max} are allowed"),
+                field,
+                format!("{field} has {len} tools, at most {max} are allowed"),
             ));
         }
         let mut names = HashSet::new();
         for (idx, tool) in self.tools.iter().enumerate() {
-            let path = format!("tools[{idx}]{name_path}");
+            let path = format!("{field}[{idx}]{name_path}");
             let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
-            if !(1..=limits::NAME_LEN_MAX).contains(&tool.name.len()) || !tool.name.chars().all(is_allowed) {
-                let max = limits::NAME_LEN_MAX;
+            let max = limits::TOOL_NAME_LEN_MAX;
+            if !(1..=max).contains(&tool.name.len()) || !tool.name.chars().all(is_allowed) {
                 let message = format!("{path} must have 1 to {max} of the characters A-Z a-z 0-9 _ . -");
                 return Err(RouterError::invalid(path, message));
             }
@@ -75,12 +93,12 @@ impl RawTools {
         }
         match &self.choice {
             ToolChoice::Named(name) if !names.contains(name) => Err(RouterError::invalid(
-                "tool_choice",
-                format!("tool_choice names `{name}`, which is not one of the tools"),
+                choice,
+                format!("{choice} names `{name}`, which is not one of the {field}"),
             )),
             ToolChoice::Required if self.tools.is_empty() => Err(RouterError::invalid(
-                "tool_choice",
-                "tool_choice requires a call, but there are no tools",
+                choice,
+                format!("{choice} requires a call, but there are no {field}"),
             )),
             _ => Ok(()),
         }
@@ -93,7 +111,7 @@ impl RawTools {
             return Ok(());
         }
         let schemas = self.tools.iter().filter_map(|tool| tool.parameters.as_ref());
-        count.add(FIELD, schemas.flat_map(Map::values))
+        count.add(self.names.tools, schemas.flat_map(Map::values))
     }
 
     /// Returns the grammar of the output, given the grammar that the request asks for. With `tool_choice`
@@ -105,8 +123,9 @@ impl RawTools {
     ) -> Result<Option<RawGrammar>, RouterError> {
         match (self.required_grammar(), requested) {
             (Some(_), Some(requested)) => {
-                let message = format!("tool_choice and {} both constrain the output", requested.field);
-                Err(RouterError::invalid("tool_choice", message))
+                let choice = self.names.choice;
+                let message = format!("{choice} and {} both constrain the output", requested.field);
+                Err(RouterError::invalid(choice, message))
             }
             (None, Some(requested)) if self.choice == ToolChoice::Auto && !self.tools.is_empty() => {
                 self.calls_or(&requested, model).map(Some)
@@ -132,20 +151,21 @@ impl RawTools {
                 Value::Object(named.map(Tool::schema).unwrap_or_default())
             }
         };
-        Some(RawGrammar { field: FIELD, grammar: Grammar::json_schema(&schema) })
+        Some(RawGrammar { field: self.names.tools, grammar: Grammar::json_schema(&schema) })
     }
 
     /// Returns the grammar of an output that consists of calls, in the syntax of the chat template, or
     /// matches `output`.
     fn calls_or(&self, output: &RawGrammar, model: &ModelText) -> Result<RawGrammar, RouterError> {
         let field = output.field;
+        let ToolFieldNames { tools, choice, .. } = self.names;
         let unsupported = |why: &str| {
             let message = format!(
-                "tools cannot be combined with {field}{why}: leave one of them out, or set tool_choice to none"
+                "{tools} cannot be combined with {field}{why}: leave one of them out, or set {choice} to none"
             );
-            RouterError::invalid(FIELD, message)
+            RouterError::invalid(tools, message)
         };
-        let syntax = tool_syntax(model)?;
+        let syntax = tool_syntax(self.names, model)?;
         if output.grammar.kind != GrammarKind::JsonSchema {
             return Err(unsupported(", which is not a JSON schema"));
         }
@@ -214,13 +234,16 @@ impl Tool {
 }
 
 /// Returns the syntax of calls that the model's chat template describes.
-fn tool_syntax(model: &ModelText) -> Result<ToolSyntax, RouterError> {
+fn tool_syntax(names: ToolFieldNames, model: &ModelText) -> Result<ToolSyntax, RouterError> {
+    let ToolFieldNames { tools, choice, .. } = names;
     let template = model.chat_template_for(true);
     let syntax = template.and_then(|template| ToolSyntax::from_template(template.source()));
     syntax.ok_or_else(|| {
-        let message = "this model's chat template has no supported tool call format (Hermes, Llama 3 or Mistral): \
-                       set tool_choice to required or to a tool, or leave tools out";
-        RouterError::invalid(FIELD, message)
+        let message = format!(
+            "this model's chat template has no supported tool call format (Hermes, Llama 3 or Mistral): \
+             require a call with {choice}, or leave {tools} out"
+        );
+        RouterError::invalid(tools, message)
     })
 }
 
@@ -236,7 +259,7 @@ pub(super) fn output_format(
         ToolChoice::Required => CallFormat::Required,
         ToolChoice::Named(name) => CallFormat::Named(name.clone()),
         ToolChoice::Auto if !tools.tools.is_empty() => CallFormat::Auto {
-            syntax: tool_syntax(model)?,
+            syntax: tool_syntax(tools.names, model)?,
             tools: tools.tools.iter().map(|tool| tool.name.clone()).collect(),
         },
         ToolChoice::None | ToolChoice::Auto => CallFormat::None,

@@ -5,7 +5,7 @@ use http::Request;
 use router::error::RouterError;
 use serde_json::{Value, json};
 
-use crate::client::{ALIAS, Answer, MODEL, TestRouter};
+use crate::client::{ALIAS, Answer, MAX_MODEL_LEN, MODEL, TestRouter};
 use crate::fake_lanes::Script;
 
 const MESSAGES: &str = "/v1/messages";
@@ -106,7 +106,7 @@ const REFUSED: &str = r#"{"max_tokens": 0} | 400 | invalid_request_error | max_t
 {"tools": [5]} | 400 | invalid_request_error | tools[0] must be an object
 {"tools": [{"name": "f"}]} | 400 | invalid_request_error | tools[0].input_schema must be a JSON schema
 {"tools": [{"input_schema": {}}]} | 400 | invalid_request_error | tools[0].name must be a string
-{"tools": [{"name": "", "input_schema": {}}]} | 400 | invalid_request_error | tools[0].name must have 1 to 64 of the characters
+{"tools": [{"name": "", "input_schema": {}}]} | 400 | invalid_request_error | tools[0].name must have 1 to 128 of the characters
 {"tool_choice": {"type": "any"}} | 400 | invalid_request_error | there are no tools
 {"tool_choice": "auto"} | 400 | invalid_request_error | tool_choice
 {"tool_choice": {"type": "perhaps"}} | 400 | invalid_request_error | tool_choice.type must be one of auto, any, tool, none, not `perhaps`
@@ -171,6 +171,51 @@ async fn bad_input_is_refused_in_the_format_of_anthropic_and_the_next_request_wo
             (expected.prompt_ids.clone(), expected.spec.clone())
         );
     }
+}
+
+/// Clients look for these words and numbers.
+#[tokio::test]
+async fn a_conversation_that_is_too_long_is_refused_in_anthropics_words() {
+    let router = TestRouter::start();
+    let long = json!([{ "role": "user", "content": "word ".repeat(2_100) }]);
+    let count = async |messages: &Value| {
+        let counted = router.ok(COUNT, &json!({ "model": MODEL, "messages": messages })).await;
+        counted["input_tokens"].as_u64().unwrap()
+    };
+    let (num_long, num_short) = (count(&long).await, count(&request(json!({}))["messages"]).await);
+    let max = MAX_MODEL_LEN;
+    for (fields, expected) in [
+        (json!({ "messages": long }), format!("prompt is too long: {num_long} tokens > {} maximum", max - 1)),
+        (
+            json!({ "max_tokens": max }),
+            format!(
+                "input length and `max_tokens` exceed context limit: {num_short} + {max} > {max}, decrease input \
+                 length or `max_tokens` and try again"
+            ),
+        ),
+    ] {
+        let refused = router.post_json(MESSAGES, &request(fields)).await;
+        let error = refused.json()["error"].clone();
+        assert_eq!((refused.status.as_u16(), &error["message"]), (400, &json!(expected)));
+        assert_eq!(error["type"], "invalid_request_error");
+    }
+    let huge = json!([{ "role": "user", "content": "x".repeat(1 << 20) }]);
+    let refused = router.post_json(MESSAGES, &request(json!({ "messages": huge }))).await;
+    let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.starts_with("prompt is too long: this model's maximum context length is"), "{message}");
+}
+
+#[tokio::test]
+async fn a_name_of_a_tool_may_have_128_characters() {
+    let router = TestRouter::start().with_reply("{}");
+    let named = |num_characters: usize| {
+        let name = "n".repeat(num_characters);
+        let tool = json!({ "name": name, "input_schema": { "type": "object" } });
+        request(json!({ "tools": [tool], "tool_choice": { "type": "tool", "name": name } }))
+    };
+    let answer = router.ok(MESSAGES, &named(128)).await;
+    assert_eq!(answer["content"][0]["name"], "n".repeat(128));
+    assert_eq!(router.post_json(MESSAGES, &named(129)).await.status, 400);
 }
 
 #[tokio::test]

@@ -170,7 +170,7 @@ async fn invalid_prompts() {
         (CHAT, json!({"messages": null}), json!("messages"), "messages is required"),
         (CHAT, json!({"messages": [{"role": "user", "content": long}]}), json!("messages"), "shorten the prompt"),
         (CHAT, json!({"messages": [{"role": "king", "content": "x"}]}), json!("messages[0].role"), "not `king`"),
-        (CHAT, json!({"messages": [{"role": "function", "content": "x"}]}), json!("messages[0].role"), "must be one of system"),
+        (CHAT, json!({"messages": [{"role": "function", "content": "x"}]}), json!("messages[0].role"), "no earlier message has a function_call"),
         (CHAT, json!({"messages": [{"role": "user"}]}), json!("messages[0].content"), "messages[0].content is required"),
         (CHAT, json!({"messages": [{"content": "x"}]}), json!("messages[0]"), "missing field `role`"),
         (CHAT, json!({"messages": [{"role": "user", "content": "x", "name": "a b"}]}), json!("messages[0].name"), "messages[0].name must have"),
@@ -185,7 +185,7 @@ async fn invalid_prompts() {
 #[tokio::test]
 async fn fields_that_would_have_no_effect() {
     check_table(vec![
-        (CHAT, json!({"functions": [{}]}), json!("functions"), "functions is not supported"),
+        (COMPLETIONS, json!({"functions": [{}]}), json!("functions"), "a field of /v1/chat/completions"),
         (CHAT, json!({"modalities": ["text", "audio"]}), json!("modalities"), "modalities is not supported"),
         (CHAT, json!({"verbosity": "high"}), json!("verbosity"), "verbosity is not supported"),
         (
@@ -444,7 +444,7 @@ async fn invalid_tools() {
             CHAT,
             function(json!({"name": "a b"})),
             json!("tools[0].function.name"),
-            "1 to 64 of the characters",
+            "1 to 128 of the characters",
         ),
         (
             CHAT,

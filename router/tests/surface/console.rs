@@ -24,9 +24,12 @@ fn generate_request(fields: Value) -> Request<Body> {
     post(GENERATE, body.to_string())
 }
 
-/// The paths quoted in a file of the console.
-fn console_paths(text: &str) -> impl Iterator<Item = &str> {
-    text.split('"').filter(|quoted| quoted.starts_with("/console/") && quoted.contains('.'))
+/// The files that a file of the console refers to: the page to `console/..`, scripts to `./..`.
+fn console_paths(text: &str) -> impl Iterator<Item = String> {
+    text.split('"').filter_map(|quoted| {
+        let name = quoted.strip_prefix("console/").or_else(|| quoted.strip_prefix("./"))?;
+        name.contains('.').then(|| format!("/console/{name}"))
+    })
 }
 
 #[tokio::test]
@@ -47,9 +50,9 @@ async fn every_console_file_is_served_and_refers_to_this_host_only() {
         assert!(file.headers["content-type"].to_str().unwrap().starts_with(expected), "{path}");
         let text = file.text().replace("http://www.w3.org/2000/svg", "");
         assert!(!text.contains("://"), "{path} refers to another host");
-        for path in console_paths(file.text()).filter(|path| *path != GENERATE) {
-            if seen.insert(path.to_owned()) {
-                next.push(path.to_owned());
+        for path in console_paths(file.text()) {
+            if seen.insert(path.clone()) {
+                next.push(path);
             }
         }
     }

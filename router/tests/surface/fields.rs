@@ -45,6 +45,8 @@ fn with(path: &str, field: &Field) -> Value {
         "stream_options" => body["stream"] = json!(true),
         // The bundled template has no tools, so only a grammar can produce calls.
         "tools" => body["tool_choice"] = json!("required"),
+        "functions" if path == CHAT => body["function_call"] = json!({ "name": "f" }),
+        "function_call" if path == CHAT => body["functions"] = json!([{ "name": "f" }]),
         "top_logprobs" if path == CHAT => body["logprobs"] = json!(true),
         _ => {}
     }

@@ -247,7 +247,7 @@ async fn items_of_stored_responses_may_be_referenced() {
 const REFUSED: &str = r#"{"input": null} | input | input is required
 {"input": 5} | input | input must be a string or a list of items
 {"input": []} | input | input must not be empty
-{"input": [{"type": "computer_call"}]} | input[0] | must be of type message, function_call, function_call_output, reasoning or item_reference, not `computer_call`
+{"input": [{"type": "computer_call"}]} | input[0] | must be of type message, function_call, custom_tool_call, their outputs (function_call_output, custom_tool_call_output), reasoning or item_reference, not `computer_call`
 {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]} | input[0].call_id | input[0].call_id is required
 {"input": [{"type": "function_call", "call_id": 1, "name": "f"}]} | input[0].call_id | input[0].call_id must be a string
 {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "[1"}]} | input[0].arguments | must be a JSON object, written as a string
@@ -262,8 +262,16 @@ const REFUSED: &str = r#"{"input": null} | input | input is required
 {"tools": 5} | tools | invalid type
 {"tools": [5]} | tools[0].type | must be `function`
 {"tools": [{"type": "web_search"}]} | tools[0].type | other tools are not supported
+{"tools": [{"type": "custom"}]} | tools[0].name | tools[0].name must be a string
+{"tools": [{"type": "custom", "name": "f", "description": 5}]} | tools[0].description | must be a string
+{"tools": [{"type": "custom", "name": "f", "format": {"type": "xml"}}]} | tools[0].format.type | must be text or grammar
+{"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "ebnf"}}]} | tools[0].format.syntax | must be lark or regex
+{"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "lark"}}]} | tools[0].format.definition | must be a string
+{"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "regex", "definition": "a"}}], "tool_choice": "required"} | tools[0].format | set tool_choice to auto
+{"input": [{"type": "custom_tool_call", "call_id": "1", "name": "f"}]} | input[0].input | input[0].input is required
+{"input": [{"type": "custom_tool_call_output", "call_id": "1", "output": "x"}]} | input[0].call_id | is `1`, which matches no earlier call
 {"tools": [{"type": "function", "function": {"name": "f"}}]} | tools[0].name | tools[0].name must be a string
-{"tools": [{"type": "function", "name": "a b"}]} | tools[0].name | 1 to 64 of the characters
+{"tools": [{"type": "function", "name": "a b"}]} | tools[0].name | 1 to 128 of the characters
 {"tools": [{"type": "function", "name": "f", "parameters": []}]} | tools[0].parameters | a JSON schema
 {"tools": [{"type": "function", "name": "f", "description": 5}]} | tools[0].description | must be a string
 {"tools": [{"type": "function", "name": "f"}, {"type": "function", "name": "f"}]} | tools[1].name | two tools are named `f`
@@ -284,7 +292,7 @@ const REFUSED: &str = r#"{"input": null} | input | input is required
 {"reasoning": {"summary": "detailed"}} | reasoning.summary | reasoning.summary is not supported
 {"include": ["message.output_text.logprobs"]} | include | include is not supported
 {"background": true} | background | background is not supported
-{"truncation": "auto"} | truncation | truncation is not supported
+{"truncation": "often"} | truncation | truncation must be one of auto, disabled, not `often`
 {"text": {"format": {"type": "json_schema"}}} | text.format.schema | text.format.schema is required
 {"max_output_tokens": 0} | max_output_tokens | must be at least 1
 {"temperature": 3} | temperature | between 0 and 2, not 3

@@ -40,7 +40,8 @@ fn message(fields: Value) -> Value {
 /// Replaces the ids of items and calls, which contain the request's unique id.
 fn without_ids(mut parts: Value) -> Value {
     for part in parts.as_array_mut().unwrap() {
-        for (field, prefixes) in [("id", &["msg_", "fc_", "rs_", "toolu_"][..]), ("call_id", &["call_"][..])]
+        for (field, prefixes) in
+            [("id", &["msg_", "fc_", "ctc_", "rs_", "toolu_"][..]), ("call_id", &["call_"][..])]
         {
             let Some(id) = part.get_mut(field) else { continue };
             assert!(prefixes.iter().any(|prefix| id.as_str().unwrap().starts_with(prefix)), "{id}");
@@ -55,8 +56,9 @@ pub(crate) fn built_output(events: &[Value]) -> Value {
     let mut output: Vec<Value> = Vec::new();
     for event in events {
         let idx = event["output_index"].as_u64().unwrap_or(0) as usize;
-        let field = if event["type"].as_str().unwrap().contains("arguments") { "arguments" } else { "text" };
-        match event["type"].as_str().unwrap() {
+        let name = event["type"].as_str().unwrap();
+        let field = ["arguments", "input"].into_iter().find(|field| name.contains(field)).unwrap_or("text");
+        match name {
             "response.output_item.added" => {
                 assert_eq!((idx, &event["item"]["status"]), (output.len(), &json!("in_progress")));
                 output.push(event["item"].clone());
@@ -67,8 +69,7 @@ pub(crate) fn built_output(events: &[Value]) -> Value {
             name if name.ends_with(".delta") => {
                 assert_eq!(event["item_id"], output[idx]["id"]);
                 let item = &mut output[idx];
-                let target =
-                    if field == "arguments" { &mut item[field] } else { &mut item["content"][0][field] };
+                let target = if field == "text" { &mut item["content"][0][field] } else { &mut item[field] };
                 *target = json!(target.as_str().unwrap().to_owned() + event["delta"].as_str().unwrap());
             }
             "response.content_part.done" => assert_eq!(event["part"], output[idx]["content"][0]),
@@ -79,6 +80,7 @@ pub(crate) fn built_output(events: &[Value]) -> Value {
             name if name.ends_with("text.done") => {
                 assert_eq!(event["text"], output[idx]["content"][0]["text"])
             }
+            "response.custom_tool_call_input.done" => assert_eq!(event["input"], output[idx]["input"]),
             "response.function_call_arguments.done" => {
                 assert_eq!(
                     (&event["arguments"], &event["name"]),

@@ -129,6 +129,12 @@ impl Choice {
             for call in delta["tool_calls"].as_array().into_iter().flatten() {
                 add_call(&mut choice["message"], call);
             }
+            if let Some(part) = delta.get("function_call") {
+                match choice["message"].get_mut("function_call") {
+                    Some(call) => append(&mut call["arguments"], part["arguments"].as_str().unwrap()),
+                    None => choice["message"]["function_call"] = part.clone(),
+                }
+            }
         }
         add_lists(&mut choice["logprobs"], &piece["logprobs"]);
         if let Some(ids) = piece["token_ids"].as_array() {

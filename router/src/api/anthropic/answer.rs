@@ -8,7 +8,7 @@ use speculation::FinishReason;
 use crate::api::functions::call_id;
 use crate::api::parsed_output::{OutputPart, ParsedOutput, PartEvent};
 use crate::api::sse::{EventEncoder, write_named_event};
-use crate::error::RouterError;
+use crate::error::{Excess, RouterError};
 use crate::pipeline::text_delta::{ResponseInfo, TextDelta};
 use crate::pipeline::text_stream::TextStream;
 use crate::request::Usage;
@@ -244,12 +244,32 @@ impl<'a> ErrorMessage<'a> {
             status if status < 500 => "invalid_request_error",
             _ => "api_error",
         };
-        let error = ErrorDetail { r#type, message: error.message() };
+        let error = ErrorDetail { r#type, message: message_of(error) };
         Self { r#type: "error", error, request_id: None }
     }
 
     /// Adds the id of the request.
     pub(super) fn with_request_id(self, request_id: &'a str) -> Self {
         Self { request_id: Some(request_id), ..self }
+    }
+}
+
+/// The text of an error. Clients recognize a conversation that is too long by Anthropic's own words, and then
+/// shorten it or lower `max_tokens` by the numbers.
+fn message_of(error: &RouterError) -> String {
+    match *error {
+        RouterError::ContextLengthExceeded { max_model_len, prompt_tokens, excess, .. } => match excess {
+            Excess::Prompt => {
+                // One position is for the output.
+                let max = max_model_len.saturating_sub(1);
+                format!("prompt is too long: {prompt_tokens} tokens > {max} maximum")
+            }
+            Excess::Output(tokens) | Excess::DefaultOutput(tokens) => format!(
+                "input length and `max_tokens` exceed context limit: {prompt_tokens} + {tokens} > \
+                 {max_model_len}, decrease input length or `max_tokens` and try again"
+            ),
+        },
+        RouterError::PromptTooLong { .. } => format!("prompt is too long: {}", error.message()),
+        _ => error.message(),
     }
 }

@@ -215,12 +215,7 @@ impl Body {
             speculation: self.speculation.map(|Object(speculation)| speculation.into()).unwrap_or_default(),
             tools: tools.raw,
             grammar,
-            names: FieldNames {
-                prompt: "messages",
-                stop: "stop_sequences",
-                tool_name: tool_format.name_path(),
-                ..FieldNames::default()
-            },
+            names: FieldNames { prompt: "messages", stop: "stop_sequences", ..FieldNames::default() },
             ..RawRequest::default()
         };
         Ok((raw_request, MessageOptions { stream: self.stream == Some(true) }))

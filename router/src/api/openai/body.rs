@@ -12,21 +12,21 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
+use super::functions::parse_choice;
+use super::message::{Message, conversation};
 use super::shapes::{Content, LogitBias, Logprobs, Prompts, Stops};
 use super::structured::{GrammarFields, ResponseFormat, StructuredOutputs};
-use super::tools::parse_earlier_calls;
+use super::tools::CallField;
 use crate::api::conversation::{PromptEnd, checked_variables, set_reasoning_effort};
-use crate::api::disabled::is_disabled;
-use crate::api::functions::ToolFormat;
-use crate::api::handler::refuse_fields;
+use crate::api::functions::{ParsedTools, ToolFormat};
 use crate::api::integer;
 use crate::api::object::Object;
 use crate::api::speculation_settings::SpeculationSettings;
 use crate::error::RouterError;
 use crate::request::Operation;
-use crate::request::raw::{FieldNames, RawPrompt, RawRequest, RawSampling, RawSpeculation};
+use crate::request::raw::{FieldNames, RawRequest, RawSampling, RawSpeculation};
 use crate::request::structure::RawGrammar;
-use text::ConversationMessage;
+use crate::request::tools::ToolChoice;
 
 /// A request body.
 #[derive(Debug, Default, Deserialize)]
@@ -92,7 +92,7 @@ pub struct Body {
     pub tools: Option<Vec<Value>>,
     pub tool_choice: Option<Value>,
     pub parallel_tool_calls: Option<bool>,
-    pub functions: Option<Value>,
+    pub functions: Option<Vec<Value>>,
     pub function_call: Option<Value>,
     pub response_format: Option<Object<ResponseFormat>>,
     pub structured_outputs: Option<Object<StructuredOutputs>>,
@@ -141,46 +141,6 @@ pub struct Body {
     _request_id: IgnoredAny,
 }
 
-/// One message of a conversation.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the fields are OpenAI's")]
-pub struct Message {
-    pub role: String,
-    #[serde(default)]
-    pub content: Option<Content>,
-    #[serde(default)]
-    pub name: Option<String>,
-    #[serde(default)]
-    pub tool_calls: Option<Vec<Value>>,
-    #[serde(default)]
-    pub tool_call_id: Option<String>,
-    #[serde(default)]
-    pub reasoning_content: Option<String>,
-    #[serde(default)]
-    pub reasoning: Option<String>,
-    #[serde(default)]
-    pub function_call: Option<Value>,
-    #[serde(default)]
-    pub audio: Option<Value>,
-    #[serde(default)]
-    pub refusal: Option<Value>,
-    // Client libraries, gateways and other servers add these to an answer; clients send them back unchanged.
-    #[serde(default)]
-    annotations: Option<IgnoredAny>,
-    #[serde(default)]
-    parsed: Option<IgnoredAny>,
-    #[serde(default)]
-    provider_specific_fields: Option<IgnoredAny>,
-    #[serde(default)]
-    reasoning_details: Option<IgnoredAny>,
-    #[serde(default)]
-    thinking_blocks: Option<IgnoredAny>,
-    // Prefixes are matched by content.
-    #[serde(default, rename = "cache_control")]
-    _cache_control: IgnoredAny,
-}
-
 /// `stream_options`.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -225,6 +185,8 @@ pub struct CompletionOptions {
     pub timings: bool,
     /// Add vLLM's `prompt_token_ids` and `token_ids`.
     pub token_ids: bool,
+    /// The field that contains calls.
+    pub call_field: CallField,
 }
 
 /// Options of a streamed response.
@@ -253,10 +215,7 @@ impl Body {
         let is_speculation_disabled = self.speculation_is_disabled()?;
         let (logprobs, logprobs_name) = self.logprobs(operation)?;
         let (max_tokens, max_tokens_name) = self.max_tokens()?;
-        let tool_format = ToolFormat::Nested;
-        let choice = tool_format.parse_choice(self.tool_choice.as_ref())?;
-        let mut tools =
-            tool_format.parse(self.tools.unwrap_or_default(), choice, self.parallel_tool_calls)?;
+        let (mut tools, call_field) = self.take_tools()?;
         let (prompts, prompt_name) = match operation {
             Operation::Chat => {
                 let mut variables = checked_variables(self.chat_template_kwargs)?;
@@ -297,18 +256,18 @@ impl Body {
             priority: self.priority,
             truncate_prompt_tokens: self.truncate_prompt_tokens,
             cache_salt: self.cache_salt,
+            drop_oldest_messages: false,
             fill_context_window: false,
             exclude_from_log: self.store == Some(false),
             names: FieldNames {
                 max_tokens: max_tokens_name,
                 logprobs: logprobs_name,
                 prompt: prompt_name,
-                tool_name: tool_format.name_path(),
                 echo: (operation == Operation::Completion).then_some("echo"),
                 ..FieldNames::default()
             },
         };
-        Ok((raw_request, options))
+        Ok((raw_request, CompletionOptions { call_field, ..options }))
     }
 
     fn take_sampling(&mut self) -> RawSampling {
@@ -322,6 +281,26 @@ impl Body {
             presence_penalty: self.presence_penalty,
             logit_bias: self.logit_bias.take().unwrap_or_default().0,
         }
+    }
+
+    /// Takes the tools, in their newer or older form.
+    fn take_tools(&mut self) -> Result<(ParsedTools, CallField), RouterError> {
+        let (tools, functions) = (self.tools.take(), self.functions.take());
+        let (tools, functions) = (tools.unwrap_or_default(), functions.unwrap_or_default());
+        let function_choice = parse_choice(self.function_call.as_ref())?;
+        let is_called_by_name = matches!(function_choice, ToolChoice::Named(_));
+        if functions.is_empty() && !is_called_by_name {
+            let choice = ToolFormat::Nested.parse_choice(self.tool_choice.as_ref())?;
+            let parsed = ToolFormat::Nested.parse(tools, choice, self.parallel_tool_calls)?;
+            return Ok((parsed, CallField::ToolCalls));
+        }
+        if !tools.is_empty() {
+            let field = if functions.is_empty() { "function_call" } else { "functions" };
+            let message = format!("{field} cannot be combined with tools: send only tools and tool_choice");
+            return Err(RouterError::invalid(field, message));
+        }
+        let parsed = ToolFormat::Function.parse(functions, function_choice, Some(false))?;
+        Ok((parsed, CallField::FunctionCall))
     }
 
     /// Takes the grammar from whichever field defines it.
@@ -361,7 +340,7 @@ impl Body {
                     "stream_options",
                     "stream_options is only allowed when stream is true",
                 )),
-                None => Ok(CompletionOptions { stream: None, timings, token_ids }),
+                None => Ok(CompletionOptions { timings, token_ids, ..CompletionOptions::default() }),
             };
         }
         let options = self.stream_options.as_ref().map(|Object(options)| *options).unwrap_or_default();
@@ -371,7 +350,7 @@ impl Body {
             continuous_usage: include_usage && options.continuous_usage_stats == Some(true),
             include_speculation: options.include_speculation.unwrap_or(false),
         };
-        Ok(CompletionOptions { stream: Some(stream), timings, token_ids })
+        Ok(CompletionOptions { stream: Some(stream), timings, token_ids, ..CompletionOptions::default() })
     }
 
     /// Returns the number of top log probabilities to report, and the field that sets it.
@@ -406,61 +385,5 @@ impl Body {
             (_, Some(new)) => Ok((Some(new), "max_completion_tokens")),
             (old, None) => Ok((old, "max_tokens")),
         }
-    }
-}
-
-/// Builds the prompt of a conversation; empty if `messages` is missing.
-pub fn conversation(
-    messages: Option<Vec<Object<Message>>>,
-    template_kwargs: Map<String, Value>,
-) -> Result<Vec<RawPrompt>, RouterError> {
-    let Some(messages) = messages else { return Ok(Vec::new()) };
-    let messages: Result<Vec<_>, _> = messages
-        .into_iter()
-        .enumerate()
-        .map(|(idx, Object(message))| message.into_conversation(idx))
-        .collect();
-    Ok(vec![RawPrompt::Chat { messages: messages?, template_kwargs }])
-}
-
-impl Message {
-    fn into_conversation(self, idx: usize) -> Result<ConversationMessage, RouterError> {
-        let unsupported =
-            [("function_call", &self.function_call), ("audio", &self.audio), ("refusal", &self.refusal)];
-        refuse_fields(&format!("messages[{idx}]."), &unsupported, is_disabled)?;
-        let only = |field: &str, role: &str, is_set: bool| {
-            let path = format!("messages[{idx}].{field}");
-            let message = format!("{path} is only allowed in messages of role {role}");
-            if is_set && self.role != role { Err(RouterError::invalid(path, message)) } else { Ok(()) }
-        };
-        let tool_calls = self.tool_calls.unwrap_or_default();
-        only("tool_calls", "assistant", !tool_calls.is_empty())?;
-        only("reasoning_content", "assistant", self.reasoning_content.is_some())?;
-        only("reasoning", "assistant", self.reasoning.is_some())?;
-        only("annotations", "assistant", self.annotations.is_some())?;
-        only("parsed", "assistant", self.parsed.is_some())?;
-        only("provider_specific_fields", "assistant", self.provider_specific_fields.is_some())?;
-        only("reasoning_details", "assistant", self.reasoning_details.is_some())?;
-        only("thinking_blocks", "assistant", self.thinking_blocks.is_some())?;
-        only("tool_call_id", "tool", self.tool_call_id.is_some())?;
-        let content = match self.content {
-            Some(Content(content)) => Some(content),
-            // An answer with only tool calls or only reasoning has no content. Templates get null with calls.
-            None if self.role == "assistant" => tool_calls.is_empty().then(String::new),
-            None => {
-                let path = format!("messages[{idx}].content");
-                let message = format!("{path} is required: a string or a list of text parts");
-                return Err(RouterError::invalid(path, message));
-            }
-        };
-        let tool_calls = parse_earlier_calls(&format!("messages[{idx}].tool_calls"), tool_calls)?;
-        Ok(ConversationMessage {
-            role: self.role,
-            content,
-            name: self.name,
-            reasoning_content: self.reasoning_content.or(self.reasoning),
-            tool_calls,
-            tool_call_id: self.tool_call_id,
-        })
     }
 }

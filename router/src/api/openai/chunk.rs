@@ -10,7 +10,7 @@ use super::logprobs::{ChatLogprobs, CompletionLogprobs};
 use super::response::{
     ASSISTANT, ChatChunkChoice, ChatDelta, ChunkSpeculation, CompletionChoice, Envelope, UsageBody,
 };
-use super::tools::ToolCallBody;
+use super::tools::{CallField, FunctionBody, ToolCallBody};
 use crate::api::functions::call_id;
 use crate::api::output_deltas::{OutputDelta, OutputDeltas};
 use crate::api::sse::{EventEncoder, write_event};
@@ -27,6 +27,7 @@ pub(super) struct ChunkWriter {
     options: StreamingOptions,
     timings: bool,
     token_ids: bool,
+    call_field: CallField,
     /// Whether each choice has sent its first chunk.
     has_begun: Vec<bool>,
     /// One parser per choice of a chat completion whose output has more than content.
@@ -40,7 +41,7 @@ pub(super) struct ChunkWriter {
 
 impl ChunkWriter {
     pub(super) fn new(operation: Operation, options: CompletionOptions, info: &ResponseInfo) -> Self {
-        let CompletionOptions { stream, timings, token_ids } = options;
+        let CompletionOptions { stream, timings, token_ids, call_field } = options;
         let options = stream.unwrap_or_default();
         let frame = frame(&envelope((operation, options), info, NO_CHOICES));
         let is_parsed = operation == Operation::Chat && !info.output.is_plain();
@@ -51,6 +52,7 @@ impl ChunkWriter {
             options,
             timings,
             token_ids,
+            call_field,
             has_begun: vec![false; info.num_choices as usize],
             parsers,
             frame,
@@ -118,14 +120,13 @@ impl ChunkWriter {
         let index = delta.choice;
         let parser = &mut self.parsers[index as usize];
         let output_deltas = parser.push(&delta.text, delta.finish.is_some());
-        let finish_reason = delta
-            .finish
-            .map(|reason| finish_reason_with_calls(finish_reason_name(reason), parser.has_calls()));
+        let finish_reason =
+            delta.finish.map(|reason| self.call_field.finish_reason(reason, parser.has_calls()));
         for output_delta in output_deltas {
             let (role, prompt_token_ids) = self.begin(text, index);
             let choice = ChatChunkChoice {
                 index,
-                delta: ChatDelta { role, ..chat_delta(info, index, output_delta) },
+                delta: ChatDelta { role, ..self.chat_delta(info, index, output_delta) },
                 logprobs: None,
                 finish_reason: None,
                 stop_reason: None,
@@ -150,6 +151,27 @@ impl ChunkWriter {
                 speculation,
             };
             self.write(&choice, prompt_token_ids, events);
+        }
+    }
+
+    /// Creates the delta of a choice, without its role.
+    fn chat_delta(&self, info: &ResponseInfo, choice: u32, output_delta: OutputDelta) -> ChatDelta {
+        let empty = ChatDelta::default();
+        let function = |function| ChatDelta { function_call: Some(function), ..ChatDelta::default() };
+        match (output_delta, self.call_field) {
+            (OutputDelta::Text(text), _) => ChatDelta { content: Some(text), ..empty },
+            (OutputDelta::Reasoning(text), _) => ChatDelta { reasoning_content: Some(text), ..empty },
+            (OutputDelta::Call { call, .. }, CallField::FunctionCall) => function(call.into()),
+            (OutputDelta::Arguments { more, .. }, CallField::FunctionCall) => {
+                function(FunctionBody::continued(more))
+            }
+            (OutputDelta::Call { idx, call }, CallField::ToolCalls) => {
+                let id = call_id("call_", &info.id, choice, idx);
+                ChatDelta { tool_calls: vec![ToolCallBody::started(id, idx, call)], ..empty }
+            }
+            (OutputDelta::Arguments { idx, more }, CallField::ToolCalls) => {
+                ChatDelta { tool_calls: vec![ToolCallBody::continued(idx, more)], ..empty }
+            }
         }
     }
 
@@ -224,26 +246,6 @@ impl ChunkWriter {
             .continuous_usage
             .then(|| Usage { completion_tokens: self.num_tokens, ..text.usage() });
     }
-}
-
-/// Creates the delta of a choice, without its role.
-fn chat_delta(info: &ResponseInfo, choice: u32, output_delta: OutputDelta) -> ChatDelta {
-    match output_delta {
-        OutputDelta::Text(text) => ChatDelta { content: Some(text), ..ChatDelta::default() },
-        OutputDelta::Reasoning(text) => ChatDelta { reasoning_content: Some(text), ..ChatDelta::default() },
-        OutputDelta::Call { idx, call } => {
-            let id = call_id("call_", &info.id, choice, idx);
-            ChatDelta { tool_calls: vec![ToolCallBody::started(id, idx, call)], ..ChatDelta::default() }
-        }
-        OutputDelta::Arguments { idx, more } => {
-            ChatDelta { tool_calls: vec![ToolCallBody::continued(idx, more)], ..ChatDelta::default() }
-        }
-    }
-}
-
-/// Finish reason of a choice that may contain calls.
-pub(super) fn finish_reason_with_calls(reason: &'static str, has_calls: bool) -> &'static str {
-    if has_calls && reason == finish_reason_name(FinishReason::Stop) { "tool_calls" } else { reason }
 }
 
 impl EventEncoder for ChunkWriter {

@@ -168,8 +168,12 @@ pub const FIELDS: &[Field] = &[
         "`none`, `auto`, `required` or a tool; the last two constrain the output with a grammar",
     ),
     both(Honoured, "parallel_tool_calls", "true", "false: at most one call"),
-    both(Refused, "functions", "[{}]", ""),
-    both(Refused, "function_call", "{\"name\": \"f\"}", ""),
+    chat(
+        "functions",
+        "[{\"name\": \"f\"}]",
+        "the older form of `tools`; the answer has `function_call` and the finish reason `function_call`",
+    ),
+    chat("function_call", "{\"name\": \"f\"}", "`none`, `auto` or a function, with `functions`"),
     both(
         Honoured,
         "response_format",

@@ -5,7 +5,7 @@ use serde::Serialize;
 use speculation::{FinishReason, TokenId};
 
 use super::body::CompletionOptions;
-use super::chunk::{finish_reason_with_calls, json};
+use super::chunk::json;
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
 use super::response::{AssistantMessage, ChatChoice, CompletionChoice, Envelope};
 use crate::api::buffered_response::buffered_response;
@@ -93,16 +93,16 @@ fn chat(
 ) -> Result<String, RouterError> {
     let (info, vocabulary) = (text.info(), text.model().vocabulary());
     let choice = |(index, choice): (usize, CompletedChoice)| {
-        let (index, finish_reason) = (index as u32, finish_reason(&choice)?);
+        let (index, finish) = (index as u32, finish_of(&choice)?);
         let output = ParsedOutput::parse(&info.output, &choice.text);
         let id_of = |call| call_id("call_", &info.id, index, call);
         Ok(ChatChoice {
             index,
             logprobs: info.logprobs.then(|| ChatLogprobs::new(vocabulary, &choice.tokens)),
-            finish_reason: finish_reason_with_calls(finish_reason, output.has_calls()),
+            finish_reason: options.call_field.finish_reason(finish, output.has_calls()),
             stop_reason: text.stop_reason(index as usize),
             token_ids: choice.token_ids,
-            message: AssistantMessage::new(output.into_parts(), id_of),
+            message: AssistantMessage::new(output.into_parts(), options.call_field, id_of),
         })
     };
     let choices: Result<Vec<_>, RouterError> = choices.into_iter().enumerate().map(choice).collect();
@@ -123,7 +123,7 @@ fn completion(
         Ok(CompletionChoice {
             index: index as u32,
             logprobs: info.logprobs.then(|| CompletionLogprobs::new(vocabulary, &choice.tokens)),
-            finish_reason: Some(finish_reason(&choice)?),
+            finish_reason: Some(finish_reason_name(finish_of(&choice)?)),
             stop_reason: text.stop_reason(index),
             token_ids: choice.token_ids,
             prompt_token_ids: options.token_ids.then(|| text.prompt_token_ids(index)),
@@ -145,7 +145,7 @@ fn with_totals<'a, C: Serialize>(
     if options.timings { envelope.with_timings(&usage, text.timings()) } else { envelope }
 }
 
-fn finish_reason(choice: &CompletedChoice) -> Result<&'static str, RouterError> {
+fn finish_of(choice: &CompletedChoice) -> Result<FinishReason, RouterError> {
     let unfinished = || RouterError::Internal("the stream ended before its choice finished".into());
-    choice.finish.map(finish_reason_name).ok_or_else(unfinished)
+    choice.finish.ok_or_else(unfinished)
 }

@@ -1,5 +1,5 @@
-//! OpenAI's formats: request bodies ([`body`], [`shapes`], [`structured`], [`tools`], listed in [`fields`])
-//! and responses ([`response`], [`logprobs`], [`error`]).
+//! OpenAI's formats: request bodies ([`body`], [`message`], [`shapes`], [`structured`], [`tools`],
+//! `functions`, listed in [`fields`]) and responses ([`response`], [`logprobs`], [`error`]).
 
 pub mod body;
 mod chunk;
@@ -7,7 +7,9 @@ mod chunk_choice;
 pub mod error;
 pub mod fields;
 mod full_response;
+mod functions;
 pub mod logprobs;
+pub mod message;
 pub mod models;
 pub mod respond;
 pub mod response;

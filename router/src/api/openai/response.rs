@@ -6,7 +6,7 @@ use serde::Serialize;
 use speculation::TokenId;
 
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
-use super::tools::ToolCallBody;
+use super::tools::{CallField, FunctionBody, ToolCallBody};
 use crate::api::parsed_output::OutputPart;
 use crate::generation::SpeculationUsage;
 use crate::pipeline::text_delta::{ResponseInfo, StopReason, Timings};
@@ -103,12 +103,14 @@ pub struct AssistantMessage {
     reasoning_content: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<ToolCallBody>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    function_call: Option<FunctionBody>,
     refusal: Option<()>,
 }
 
 impl AssistantMessage {
     /// Creates the message with these parts; `id_of` returns the ids of its calls.
-    pub(super) fn new(parts: Vec<OutputPart>, id_of: impl Fn(u32) -> String) -> Self {
+    pub(super) fn new(parts: Vec<OutputPart>, call_field: CallField, id_of: impl Fn(u32) -> String) -> Self {
         let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
         for part in parts {
             match part {
@@ -117,11 +119,19 @@ impl AssistantMessage {
                 OutputPart::Call { idx, call } => calls.push(ToolCallBody::whole(id_of(idx), call)),
             }
         }
+        let content = (calls.is_empty() || !content.is_empty()).then_some(content);
+        let (tool_calls, function_call) = match call_field {
+            CallField::ToolCalls => (calls, None),
+            CallField::FunctionCall => {
+                (Vec::new(), calls.into_iter().next().map(ToolCallBody::into_function))
+            }
+        };
         Self {
             role: ASSISTANT,
-            content: (calls.is_empty() || !content.is_empty()).then_some(content),
+            content,
             reasoning_content: reasoning,
-            tool_calls: calls,
+            tool_calls,
+            function_call,
             refusal: None,
         }
     }
@@ -176,6 +186,9 @@ pub struct ChatDelta {
     /// Empty if no call begins or continues.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCallBody>,
+    /// The same for requests with `functions`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function_call: Option<FunctionBody>,
 }
 
 /// A choice of a completion, whole or in a chunk.

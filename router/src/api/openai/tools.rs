@@ -1,11 +1,35 @@
-//! Tool calls in chat completions: those that a client sends back, and those in answers.
+//! Tool calls in chat completions: those that a client sends back, and those in answers, in the newer field
+//! `tool_calls` or the older `function_call`.
 
 use serde::Serialize;
 use serde_json::{Value, json};
+use speculation::FinishReason;
 
 use crate::api::functions::parse_arguments;
 use crate::error::RouterError;
 use crate::output::ToolCall;
+use crate::request::span::finish_reason_name;
+
+/// The field of an answer that contains calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CallField {
+    /// `tool_calls`.
+    #[default]
+    ToolCalls,
+    /// `function_call`, with the only call, for requests with `functions`.
+    FunctionCall,
+}
+
+impl CallField {
+    /// Finish reason of a choice that may contain calls.
+    pub(super) fn finish_reason(self, reason: FinishReason, has_calls: bool) -> &'static str {
+        match self {
+            _ if !has_calls || reason != FinishReason::Stop => finish_reason_name(reason),
+            Self::ToolCalls => "tool_calls",
+            Self::FunctionCall => "function_call",
+        }
+    }
+}
 
 /// Reads an assistant's earlier calls for the template, with their arguments as objects.
 pub(super) fn parse_earlier_calls(path: &str, calls: Vec<Value>) -> Result<Vec<Value>, RouterError> {
@@ -43,8 +67,9 @@ pub struct ToolCallBody {
     function: FunctionBody,
 }
 
+/// The function that is called; the whole call in `function_call`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-struct FunctionBody {
+pub struct FunctionBody {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
     arguments: String,
@@ -58,14 +83,30 @@ impl ToolCallBody {
 
     /// A later chunk of a call.
     pub(super) fn continued(index: u32, arguments: String) -> Self {
-        let function = FunctionBody { name: None, arguments };
+        let function = FunctionBody::continued(arguments);
         Self { index: Some(index), id: None, r#type: None, function }
     }
 
     /// A complete call.
     pub(super) fn whole(id: String, call: ToolCall) -> Self {
-        let ToolCall { name, arguments } = call;
-        let function = FunctionBody { name: Some(name), arguments };
-        Self { index: None, id: Some(id), r#type: Some("function"), function }
+        Self { index: None, id: Some(id), r#type: Some("function"), function: call.into() }
+    }
+
+    /// The function alone.
+    pub(super) fn into_function(self) -> FunctionBody {
+        self.function
+    }
+}
+
+impl FunctionBody {
+    /// More arguments, in a later chunk.
+    pub(super) fn continued(arguments: String) -> Self {
+        Self { name: None, arguments }
+    }
+}
+
+impl From<ToolCall> for FunctionBody {
+    fn from(ToolCall { name, arguments }: ToolCall) -> Self {
+        Self { name: Some(name), arguments }
     }
 }

@@ -13,8 +13,6 @@ impl Body {
     /// Refuses unsupported fields that would change the answer.
     pub(super) fn refuse_unsupported(&self, operation: Operation) -> Result<(), RouterError> {
         let fields = [
-            ("functions", &self.functions),
-            ("function_call", &self.function_call),
             ("suffix", &self.suffix),
             ("modalities", &self.modalities),
             ("audio", &self.audio),
@@ -74,6 +72,13 @@ impl Body {
                         self.reasoning_effort.as_ref().is_some_and(|effort| !effort.is_empty()),
                     ),
                     ("tools", self.tools.as_ref().is_some_and(|tools| !tools.is_empty())),
+                    ("functions", self.functions.as_ref().is_some_and(|functions| !functions.is_empty())),
+                    (
+                        "function_call",
+                        self.function_call
+                            .as_ref()
+                            .is_some_and(|choice| !is_disabled("function_call", choice)),
+                    ),
                     ("prediction", self.prediction.is_some()),
                 ];
                 (fields, "/v1/chat/completions")

@@ -6,6 +6,7 @@ use speculation::FinishReason;
 
 use super::ID_PREFIX;
 use super::body::{ResponseOptions, function_call_id};
+use crate::api::custom_tools::{self, input_of};
 use crate::api::functions::unique_part;
 use crate::api::openai::response::{ASSISTANT, MetricsBody};
 use crate::api::parsed_output::OutputPart;
@@ -73,10 +74,36 @@ pub(super) struct ResponseObject<'a> {
 pub(super) enum Item<'a> {
     /// Content of the model.
     Message { id: String, status: &'static str, role: &'static str, content: Vec<Content<'a>> },
-    /// A tool call.
+    /// A call of a function.
     FunctionCall { id: String, call_id: String, name: &'a str, arguments: &'a str, status: &'static str },
+    /// A call of a custom tool.
+    CustomToolCall { id: String, call_id: String, name: &'a str, input: String, status: &'static str },
     /// Reasoning of the model.
     Reasoning { id: String, summary: [(); 0], content: Vec<Content<'a>>, status: &'static str },
+}
+
+/// What an item is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ItemKind {
+    Message,
+    Reasoning,
+    FunctionCall,
+    CustomToolCall,
+}
+
+impl ItemKind {
+    /// Returns the kind of a part's item.
+    pub(super) fn new(options: &ResponseOptions, part: &OutputPart) -> Self {
+        match part {
+            OutputPart::Text(_) => Self::Message,
+            OutputPart::Reasoning(_) => Self::Reasoning,
+            OutputPart::Call { call, .. } => {
+                let is_custom =
+                    |tool: &Value| tool["type"] == custom_tools::TYPE && tool["name"] == call.name;
+                if options.tools.iter().any(is_custom) { Self::CustomToolCall } else { Self::FunctionCall }
+            }
+        }
+    }
 }
 
 /// The text of an item.
@@ -119,19 +146,25 @@ impl<'a> Content<'a> {
 }
 
 impl<'a> Item<'a> {
-    /// Creates the item of a part from what is known so far.
-    pub(super) fn new(id: String, status: &'static str, response_id: &str, part: &'a OutputPart) -> Self {
+    /// Creates the item of a part of this kind from what is known so far.
+    pub(super) fn new(
+        (id, status): (String, &'static str),
+        response_id: &str,
+        kind: ItemKind,
+        part: &'a OutputPart,
+    ) -> Self {
         let content = Content::from_part(part).into_iter().collect();
         match part {
             OutputPart::Text(_) => Self::Message { id, status, role: ASSISTANT, content },
             OutputPart::Reasoning(_) => Self::Reasoning { id, summary: [], content, status },
-            OutputPart::Call { idx, call } => Self::FunctionCall {
-                id,
-                call_id: function_call_id(response_id, *idx),
-                name: &call.name,
-                arguments: &call.arguments,
-                status,
-            },
+            OutputPart::Call { idx, call } => {
+                let (call_id, name) = (function_call_id(response_id, *idx), call.name.as_str());
+                if kind == ItemKind::CustomToolCall {
+                    Self::CustomToolCall { id, call_id, name, input: input_of(&call.arguments), status }
+                } else {
+                    Self::FunctionCall { id, call_id, name, arguments: &call.arguments, status }
+                }
+            }
         }
     }
 
@@ -147,6 +180,9 @@ impl<'a> Item<'a> {
             Self::FunctionCall { id, call_id, name, .. } => {
                 Self::FunctionCall { id, call_id, name, arguments: "", status: IN_PROGRESS }
             }
+            Self::CustomToolCall { id, call_id, name, .. } => {
+                Self::CustomToolCall { id, call_id, name, input: String::new(), status: IN_PROGRESS }
+            }
         }
     }
 }
@@ -154,14 +190,15 @@ impl<'a> Item<'a> {
 /// Status of an item that is still growing.
 const IN_PROGRESS: &str = "in_progress";
 
-/// Returns the id of the part at this index of the output.
-pub(super) fn item_id(response_id: &str, part: &OutputPart, idx: usize) -> String {
-    let kind = match part {
-        OutputPart::Text(_) => "msg",
-        OutputPart::Reasoning(_) => "rs",
-        OutputPart::Call { .. } => "fc",
+/// Returns the id of the item at this index of the output.
+pub(super) fn item_id(response_id: &str, kind: ItemKind, idx: usize) -> String {
+    let prefix = match kind {
+        ItemKind::Message => "msg",
+        ItemKind::Reasoning => "rs",
+        ItemKind::FunctionCall => "fc",
+        ItemKind::CustomToolCall => "ctc",
     };
-    format!("{kind}_{}_{idx}", unique_part(response_id))
+    format!("{prefix}_{}_{idx}", unique_part(response_id))
 }
 
 /// Returns the id of the response that has the item with this id; `None` if it is not an id of an item.
@@ -180,10 +217,16 @@ pub(super) fn item_status(idx: usize, parts: &[OutputPart], finish: Option<Finis
 }
 
 /// Creates all items of a complete answer.
-fn items<'a>(response_id: &str, parts: &'a [OutputPart], finish: FinishReason) -> Vec<Item<'a>> {
+fn items<'a>(
+    options: &ResponseOptions,
+    response_id: &str,
+    parts: &'a [OutputPart],
+    finish: FinishReason,
+) -> Vec<Item<'a>> {
     let item = |(idx, part)| {
-        let (id, status) = (item_id(response_id, part, idx), item_status(idx, parts, Some(finish)));
-        Item::new(id, status, response_id, part)
+        let kind = ItemKind::new(options, part);
+        let (id, status) = (item_id(response_id, kind, idx), item_status(idx, parts, Some(finish)));
+        Item::new((id, status), response_id, kind, part)
     };
     parts.iter().enumerate().map(item).collect()
 }
@@ -199,7 +242,7 @@ impl<'a> ResponseObject<'a> {
             ResponseState::Running => (IN_PROGRESS, Vec::new(), None),
             ResponseState::Failed(_) => ("failed", Vec::new(), None),
             ResponseState::Ended { parts, finish, usage } => {
-                (status_of(finish), items(&info.id, parts, finish), Some(usage))
+                (status_of(finish), items(options, &info.id, parts, finish), Some(usage))
             }
         };
         let failed = |error: &RouterError| json!({ "code": "server_error", "message": error.message() });
@@ -226,7 +269,7 @@ impl<'a> ResponseObject<'a> {
             tools: &options.tools,
             top_logprobs: 0,
             top_p: options.top_p,
-            truncation: "disabled",
+            truncation: if options.drop_oldest_items { "auto" } else { "disabled" },
             usage: usage.map(ResponseUsage::from),
             user: options.user.as_deref(),
             metadata: &options.metadata,

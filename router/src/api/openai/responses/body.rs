@@ -60,13 +60,13 @@ pub(super) struct Body {
     parallel_tool_calls: Option<bool>,
     text: Option<Object<TextConfig>>,
     reasoning: Option<Object<Reasoning>>,
+    truncation: Option<String>,
 
     max_tool_calls: Option<Value>,
     include: Option<Value>,
     background: Option<Value>,
     conversation: Option<Value>,
     prompt: Option<Value>,
-    truncation: Option<Value>,
     top_logprobs: Option<Value>,
     context_management: Option<Value>,
     moderation: Option<Value>,
@@ -81,6 +81,9 @@ pub(super) struct Body {
     _prompt_cache_key: IgnoredAny,
     #[serde(rename = "prompt_cache_retention")]
     _prompt_cache_retention: IgnoredAny,
+    // The Codex CLI's.
+    #[serde(rename = "client_metadata")]
+    _client_metadata: IgnoredAny,
 }
 
 /// `input`: a text, or a list of items.
@@ -140,6 +143,7 @@ pub(super) struct ResponseOptions {
     pub(super) parallel_tool_calls: bool,
     pub(super) text_format: Value,
     pub(super) reasoning_effort: Option<String>,
+    pub(super) drop_oldest_items: bool,
     /// Isolation key of the caller.
     isolation_key: u64,
     /// The conversation for later responses, without this response's text.
@@ -200,6 +204,8 @@ impl Body {
         header_task_type: Option<String>,
     ) -> Result<(RawRequest, ResponseOptions), RouterError> {
         self.refuse_unsupported()?;
+        let sampling = self.sampling();
+        let drop_oldest_items = self.drops_oldest_items()?;
         let input = items_of(self.input)?;
         let conversation = read_conversation(earlier, &input)?;
         let text_format = read_text(self.text)?;
@@ -221,13 +227,7 @@ impl Body {
         let raw_request = RawRequest {
             model: self.model,
             prompts: vec![RawPrompt::Chat { messages, template_kwargs }],
-            sampling: RawSampling {
-                temperature: self.temperature,
-                top_p: self.top_p,
-                top_k: self.top_k,
-                min_p: self.min_p,
-                ..RawSampling::default()
-            },
+            sampling,
             max_tokens: self.max_output_tokens,
             seed: self.seed,
             stop: self.stop.unwrap_or_default().0,
@@ -237,12 +237,12 @@ impl Body {
             speculation: self.speculation.map(|Object(speculation)| speculation.into()).unwrap_or_default(),
             tools: parsed_tools.raw.clone(),
             grammar: grammar.into_grammar()?,
+            drop_oldest_messages: drop_oldest_items,
             exclude_from_log: self.store == Some(false),
             names: FieldNames {
                 max_tokens: "max_output_tokens",
                 logprobs: "top_logprobs",
                 prompt: "input",
-                tool_name: ToolFormat::Flat.name_path(),
                 ..FieldNames::default()
             },
             ..RawRequest::default()
@@ -262,12 +262,36 @@ impl Body {
             tool_choice,
             text_format,
             reasoning_effort,
+            drop_oldest_items,
             isolation_key,
             conversation,
             input: if self.store == Some(false) { String::new() } else { input_items::to_json(&input) },
         };
         options.check_num_values()?;
         Ok((raw_request, options))
+    }
+
+    fn sampling(&self) -> RawSampling {
+        RawSampling {
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k,
+            min_p: self.min_p,
+            ..RawSampling::default()
+        }
+    }
+
+    /// Whether the oldest items may be left out of a conversation that does not fit the window.
+    fn drops_oldest_items(&self) -> Result<bool, RouterError> {
+        match self.truncation.as_deref() {
+            None | Some("" | "disabled") => Ok(false),
+            Some("auto") => Ok(true),
+            Some(other) => {
+                let field = "truncation";
+                let message = format!("{field} must be one of auto, disabled, not `{other}`");
+                Err(RouterError::invalid(field, message))
+            }
+        }
     }
 
     /// Refuses unsupported fields that would change the answer.
@@ -280,7 +304,6 @@ impl Body {
                 ("background", &self.background),
                 ("conversation", &self.conversation),
                 ("prompt", &self.prompt),
-                ("truncation", &self.truncation),
                 ("top_logprobs", &self.top_logprobs),
                 ("context_management", &self.context_management),
                 ("moderation", &self.moderation),

@@ -4,8 +4,9 @@
 use serde::Serialize;
 use speculation::FinishReason;
 
-use super::answer::{Content, Item, ResponseObject, ResponseState, item_id, item_status};
+use super::answer::{Content, Item, ItemKind, ResponseObject, ResponseState, item_id, item_status};
 use super::body::ResponseOptions;
+use crate::api::custom_tools::input_of;
 use crate::api::parsed_output::{OutputPart, ParsedOutput, PartEvent};
 use crate::api::sse::{EventEncoder, write_named_event};
 use crate::error::RouterError;
@@ -62,6 +63,8 @@ struct ContentEvent<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     arguments: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    input: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     logprobs: Option<[(); 0]>,
 }
 
@@ -76,7 +79,8 @@ impl ResponseEvents {
         let (PartEvent::Started(idx) | PartEvent::Delta(idx, _) | PartEvent::Done(idx)) = *part_event;
         let (parts, number) = (self.output.parts(), &mut self.sequence_number);
         let part = &parts[idx];
-        let id = item_id(&self.response_id, part, idx);
+        let kind = ItemKind::new(&self.options, part);
+        let id = item_id(&self.response_id, kind, idx);
         let is_text = !matches!(part, OutputPart::Call { .. });
         let base_event = || ContentEvent {
             item_id: &id,
@@ -84,7 +88,7 @@ impl ResponseEvents {
             content_index: is_text.then_some(0),
             ..ContentEvent::default()
         };
-        let item = |status| Item::new(id.clone(), status, &self.response_id, part);
+        let item = |status| Item::new((id.clone(), status), &self.response_id, kind, part);
         let logprobs = matches!(part, OutputPart::Text(_)).then_some([]);
         match part_event {
             PartEvent::Started(_) => {
@@ -96,14 +100,23 @@ impl ResponseEvents {
                     write(number, "response.content_part.added", content_event, events);
                 }
             }
+            // The input of a custom tool is known once the arguments that contain it are complete.
+            PartEvent::Delta(..) if kind == ItemKind::CustomToolCall => {}
             PartEvent::Delta(_, more) => {
                 let content_event = ContentEvent { delta: Some(more), logprobs, ..base_event() };
-                write(number, &format!("response.{}.delta", kind(part)), content_event, events);
+                write(number, &format!("response.{}.delta", content_name(kind)), content_event, events);
             }
             PartEvent::Done(_) => {
+                let input;
                 let whole = match part {
                     OutputPart::Text(text) | OutputPart::Reasoning(text) => {
                         ContentEvent { text: Some(text), logprobs, ..base_event() }
+                    }
+                    OutputPart::Call { call, .. } if kind == ItemKind::CustomToolCall => {
+                        input = input_of(&call.arguments);
+                        let content_event = ContentEvent { delta: Some(&input), ..base_event() };
+                        write(number, "response.custom_tool_call_input.delta", content_event, events);
+                        ContentEvent { input: Some(&input), ..base_event() }
                     }
                     OutputPart::Call { call, .. } => ContentEvent {
                         name: Some(&call.name),
@@ -111,7 +124,7 @@ impl ResponseEvents {
                         ..base_event()
                     },
                 };
-                write(number, &format!("response.{}.done", kind(part)), whole, events);
+                write(number, &format!("response.{}.done", content_name(kind)), whole, events);
                 if is_text {
                     let content_event = ContentEvent { part: Content::from_part(part), ..base_event() };
                     write(number, "response.content_part.done", content_event, events);
@@ -123,12 +136,13 @@ impl ResponseEvents {
     }
 }
 
-/// Name of a part's content in event names.
-fn kind(part: &OutputPart) -> &'static str {
-    match part {
-        OutputPart::Text(_) => "output_text",
-        OutputPart::Reasoning(_) => "reasoning_text",
-        OutputPart::Call { .. } => "function_call_arguments",
+/// Name of an item's content in event names.
+fn content_name(kind: ItemKind) -> &'static str {
+    match kind {
+        ItemKind::Message => "output_text",
+        ItemKind::Reasoning => "reasoning_text",
+        ItemKind::FunctionCall => "function_call_arguments",
+        ItemKind::CustomToolCall => "custom_tool_call_input",
     }
 }
 

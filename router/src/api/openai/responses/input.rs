@@ -4,8 +4,12 @@
 use serde_json::{Map, Value};
 
 use crate::api::conversation::ConversationBuilder;
+use crate::api::custom_tools::arguments_of;
 use crate::api::functions::parse_arguments;
 use crate::error::RouterError;
+
+/// Fields of all items, without effect besides the type. The last one is the Codex CLI's.
+const COMMON_FIELDS: [&str; 4] = ["type", "id", "status", "internal_chat_message_metadata_passthrough"];
 
 /// One item, with its path for messages.
 struct Item<'a> {
@@ -23,11 +27,13 @@ pub(super) fn read_item(
     match fields.get("type").and_then(Value::as_str).unwrap_or("message") {
         "message" => item.message(builder),
         "function_call" => item.call(builder),
-        "function_call_output" => item.output(builder),
+        "custom_tool_call" => item.custom_call(builder),
+        "function_call_output" | "custom_tool_call_output" => item.output(builder),
         "reasoning" => item.reasoning(builder),
         other => {
             let path = item.path;
-            let expected = "message, function_call, function_call_output, reasoning or item_reference";
+            let expected = "message, function_call, custom_tool_call, their outputs (function_call_output, \
+                            custom_tool_call_output), reasoning or item_reference";
             let message = format!("{path} must be of type {expected}, not `{other}`");
             Err(RouterError::invalid(path, message))
         }
@@ -36,7 +42,7 @@ pub(super) fn read_item(
 
 impl Item<'_> {
     fn message(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
-        self.check_fields(&["role", "content", "phase"])?;
+        self.check_fields(&["role", "content", "phase", "end_turn"])?;
         let role = self.text("role")?;
         if !["system", "developer", "user", "assistant"].contains(&role) {
             let expected = format!("one of system, developer, user, assistant, not `{role}`");
@@ -52,6 +58,13 @@ impl Item<'_> {
         self.check_fields(&["call_id", "name", "arguments", "parsed_arguments"])?;
         let arguments = self.fields.get("arguments").unwrap_or(&Value::Null);
         let arguments = parse_arguments(&format!("{}.arguments", self.path), arguments)?;
+        builder.push_tool_call(self.text("call_id")?, self.text("name")?, arguments);
+        Ok(())
+    }
+
+    fn custom_call(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
+        self.check_fields(&["call_id", "name", "input"])?;
+        let arguments = arguments_of(self.text("input")?);
         builder.push_tool_call(self.text("call_id")?, self.text("name")?, arguments);
         Ok(())
     }
@@ -73,7 +86,7 @@ impl Item<'_> {
 
     /// Refuses fields that are neither in `allowed`, nor common to all items, nor null.
     fn check_fields(&self, allowed: &[&str]) -> Result<(), RouterError> {
-        let is_allowed = |name: &str| allowed.contains(&name) || ["type", "id", "status"].contains(&name);
+        let is_allowed = |name: &str| allowed.contains(&name) || COMMON_FIELDS.contains(&name);
         let unknown = self.fields.iter().find(|(name, value)| !is_allowed(name) && !value.is_null());
         let Some((name, _)) = unknown else { return Ok(()) };
         let path = format!("{}.{name}", self.path);

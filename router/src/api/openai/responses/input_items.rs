@@ -101,6 +101,8 @@ fn complete(response_id: &str, idx: usize, mut item: Item) -> Item {
         "message" => (true, "msg"),
         "function_call" => (false, "fc"),
         "function_call_output" => (false, "fco"),
+        "custom_tool_call" => (false, "ctc"),
+        "custom_tool_call_output" => (false, "ctco"),
         _ => (false, "rs"),
     };
     let is_assistant = item.get("role").is_some_and(|role| role == "assistant");

@@ -1,0 +1,98 @@
+//! [`tokenize_newest`]: tokenizes as much of a conversation as fits, without its oldest messages.
+
+use text::{ConversationMessage, ModelText};
+
+use super::{Prompt, TokenizedPrompt, tokenize};
+use crate::error::RouterError;
+
+/// Tokenizes a prompt. A conversation of more than `max_tokens` tokens loses as few of its oldest messages as
+/// possible, never those of the system at its beginning, and a call only together with its results. If no
+/// part fits, the result is that of the whole conversation.
+pub fn tokenize_newest(
+    model: &ModelText,
+    prompt: Prompt,
+    max_model_len: u32,
+    max_tokens: u32,
+) -> Result<TokenizedPrompt, RouterError> {
+    let (messages, template_kwargs) = match prompt {
+        Prompt::Chat { messages, template_kwargs } => (messages, template_kwargs),
+        other => return tokenize(model, other, max_model_len),
+    };
+    let num_system = messages.iter().take_while(|message| message.role == "system").count();
+    let (system, rest) = messages.split_at(num_system);
+    let tokenize_from = |start: usize| {
+        let messages = [system, &rest[start..]].concat();
+        tokenize(model, Prompt::Chat { messages, template_kwargs: template_kwargs.clone() }, max_model_len)
+    };
+    let starts = |may_start: fn(&ConversationMessage) -> bool| {
+        let later = rest.iter().enumerate().skip(1).filter(|(_, message)| may_start(message));
+        later.map(|(idx, _)| idx).collect::<Vec<_>>()
+    };
+    let whole = tokenize_from(0);
+    if fits(&whole, max_tokens) != Some(false) {
+        return whole;
+    }
+    let newest = first_that_fits(&starts(|message| message.role != "tool"), max_tokens, tokenize_from);
+    let newest = match newest {
+        // Some templates refuse conversations that do not begin with the user.
+        Some(Err(_)) => first_that_fits(&starts(|message| message.role == "user"), max_tokens, tokenize_from),
+        newest => newest,
+    };
+    newest.unwrap_or(whole)
+}
+
+/// Whether a prompt has at most `max_tokens` tokens; `None` for other errors than too many.
+fn fits(result: &Result<TokenizedPrompt, RouterError>, max_tokens: u32) -> Option<bool> {
+    match result {
+        Ok(prompt) => Some(prompt.ids.len() <= max_tokens as usize),
+        Err(RouterError::PromptTooLong { .. }) => Some(false),
+        Err(_) => None,
+    }
+}
+
+/// Searches the first of these starts from which the conversation fits, as every later one then does. Returns
+/// its prompt, or an error of another start; `None` if none fits.
+fn first_that_fits(
+    starts: &[usize],
+    max_tokens: u32,
+    tokenize_from: impl Fn(usize) -> Result<TokenizedPrompt, RouterError>,
+) -> Option<Result<TokenizedPrompt, RouterError>> {
+    let mut first = None;
+    let (mut low, mut high) = (0, starts.len());
+    while low < high {
+        let middle = low.midpoint(high);
+        let result = tokenize_from(starts[middle]);
+        match fits(&result, max_tokens) {
+            Some(false) => low = middle + 1,
+            Some(true) => {
+                high = middle;
+                first = Some(result);
+            }
+            None => return Some(result),
+        }
+    }
+    first
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A prompt of the rest of 100 tokens.
+    fn rest(start: usize) -> Result<TokenizedPrompt, RouterError> {
+        Ok(TokenizedPrompt { ids: vec![0; 100 - start], text: String::new(), task_type: "other" })
+    }
+
+    #[test]
+    fn the_longest_rest_that_fits_is_found() {
+        let starts: Vec<usize> = (1..100).filter(|start| start % 7 == 0).collect();
+        for max_tokens in 0..=100 {
+            let found = first_that_fits(&starts, max_tokens, rest).map(|result| result.unwrap().ids.len());
+            let expected = starts.iter().map(|start| 100 - start).find(|len| *len <= max_tokens as usize);
+            assert_eq!(found, expected, "{max_tokens}");
+        }
+        assert_eq!(first_that_fits(&[], 100, rest), None);
+        let refused = |_| Err(RouterError::invalid("messages", "refused"));
+        assert!(matches!(first_that_fits(&starts, 100, refused), Some(Err(_))));
+    }
+}

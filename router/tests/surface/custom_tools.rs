@@ -1,0 +1,127 @@
+//! Custom tools of the responses API, and requests of the Codex CLI, which has such a tool.
+
+use serde_json::{Value, json};
+
+use crate::client::MODEL;
+use crate::responses::events;
+use crate::tools::{TEMPLATE, router_with};
+
+const CHAT: &str = "/v1/chat/completions";
+const RESPONSES: &str = "/v1/responses";
+
+const PATCH: &str = "*** Begin Patch\n+\"a\" \\ b\n*** End Patch\n";
+
+/// What a model writes to call the tool.
+fn reply() -> String {
+    let call = json!({ "name": "apply_patch", "arguments": { "input": PATCH } });
+    format!("<tool_call>{call}</tool_call>")
+}
+
+fn tool() -> Value {
+    let format = json!({ "type": "grammar", "syntax": "lark", "definition": "start: /(.|\n)+/" });
+    json!({ "type": "custom", "name": "apply_patch", "description": "Edits files.", "format": format })
+}
+
+fn request(fields: Value) -> Value {
+    let mut body = json!({ "model": MODEL, "input": "hi", "seed": 7, "tools": [tool()] });
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+#[tokio::test]
+async fn the_model_sees_a_function_with_a_text() {
+    let router = router_with(TEMPLATE).with_reply(" fine");
+    let parameters = json!({
+        "type": "object", "properties": { "input": { "type": "string" } }, "required": ["input"],
+        "additionalProperties": false,
+    });
+    let described = "Edits files.\n\nThe input must match this Lark grammar:\nstart: /(.|\n)+/";
+    for (fields, description) in [
+        (json!({}), Some(described)),
+        (json!({ "description": null }), described.strip_prefix("Edits files.\n\n")),
+        (json!({ "format": { "type": "text" } }), Some("Edits files.")),
+        (json!({ "format": null, "description": null }), None),
+    ] {
+        let mut custom = tool();
+        custom.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        router.ok(RESPONSES, &request(json!({ "tools": [custom] }))).await;
+        let submitted = router.lanes.take_one();
+        assert_eq!(submitted.spec.grammar, None);
+        let mut function = json!({ "name": "apply_patch" });
+        if let Some(description) = description {
+            function["description"] = json!(description);
+        }
+        function["parameters"] = parameters.clone();
+        let tools = json!([{ "type": "function", "function": function }]);
+        let messages = json!([{ "role": "user", "content": "hi" }]);
+        router.ok(CHAT, &json!({ "model": MODEL, "messages": messages, "tools": tools })).await;
+        assert_eq!(router.lanes.take_one().prompt_ids, submitted.prompt_ids, "{fields}");
+    }
+    let text = json!({ "type": "custom", "name": "apply_patch" });
+    let choice = json!({ "tools": [text], "tool_choice": text });
+    router.ok(RESPONSES, &request(choice)).await;
+    let document: Value = serde_json::from_str(&router.lanes.take_one().spec.grammar.unwrap()).unwrap();
+    assert_eq!(serde_json::from_str::<Value>(document["text"].as_str().unwrap()).unwrap(), parameters);
+}
+
+#[tokio::test]
+async fn a_call_has_the_text_as_its_input() {
+    let router = router_with(TEMPLATE).with_reply(&reply());
+    let whole = router.ok(RESPONSES, &request(json!({}))).await;
+    router.lanes.take_submitted();
+    assert_eq!(whole["tools"], json!([tool()]));
+    let mut call = whole["output"][1].clone();
+    let (id, call_id) = (call["id"].take(), call["call_id"].take());
+    assert!(id.as_str().unwrap().starts_with("ctc_") && call_id.as_str().unwrap().starts_with("call_"));
+    let expected = json!({
+        "type": "custom_tool_call", "id": null, "call_id": null, "name": "apply_patch", "input": PATCH,
+        "status": "completed",
+    });
+    assert_eq!(call, expected);
+
+    let events = events(&router, &request(json!({ "stream": true }))).await;
+    let of_call: Vec<&Value> = events.iter().filter(|event| event["output_index"] == 1).collect();
+    let types: Vec<&str> = of_call.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    let expected = [
+        "response.output_item.added",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
+        "response.output_item.done",
+    ];
+    assert_eq!(types, expected);
+    assert_eq!((&of_call[1]["delta"], &of_call[2]["input"]), (&json!(PATCH), &json!(PATCH)));
+    router.lanes.take_submitted();
+
+    let result = json!({ "type": "custom_tool_call_output", "call_id": call_id, "output": "Done." });
+    let continued = json!({ "input": [result], "previous_response_id": whole["id"] });
+    router.ok(RESPONSES, &request(continued)).await;
+    let prompt = router.lanes.take_one().prompt_ids;
+    let resent = json!([{ "role": "user", "content": "hi" }, whole["output"][0], whole["output"][1], result]);
+    router.ok(RESPONSES, &request(json!({ "input": resent }))).await;
+    assert_eq!(router.lanes.take_one().prompt_ids, prompt, "the call is sent back as it was");
+}
+
+#[tokio::test]
+async fn requests_of_the_codex_cli_are_accepted() {
+    let router = router_with(TEMPLATE).with_reply(&reply());
+    let metadata = json!({ "turn_id": "1" });
+    let message = |role: &str, text: &str| {
+        json!({
+            "type": "message", "role": role, "content": [{ "type": "input_text", "text": text }],
+            "internal_chat_message_metadata_passthrough": metadata,
+        })
+    };
+    let shell = json!({
+        "type": "function", "name": "exec_command", "description": "Runs a command.", "strict": false,
+        "parameters": { "type": "object", "properties": { "cmd": { "type": "string" } }, "required": ["cmd"] },
+    });
+    let body = json!({
+        "model": MODEL, "instructions": "You edit files.", "tools": [shell, tool()], "tool_choice": "auto",
+        "input": [message("developer", "Be brief."), message("user", "hi")], "parallel_tool_calls": false,
+        "reasoning": null, "store": false, "stream": true, "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "1", "client_metadata": { "x-codex-installation-id": "1" },
+    });
+    let last = events(&router, &body).await.pop().unwrap();
+    assert_eq!(last["type"], "response.completed");
+    assert_eq!(last["response"]["output"][1]["input"], PATCH);
+}

@@ -1,0 +1,101 @@
+//! `truncation` of the responses API: the oldest items of a conversation that does not fit are left out.
+
+use serde_json::{Value, json};
+
+use crate::client::{MAX_MODEL_LEN, MODEL, TestRouter};
+use crate::tools::{TEMPLATE, router_with};
+
+const RESPONSES: &str = "/v1/responses";
+
+/// Ids of the tokens with which messages of these roles begin.
+const USER: u32 = 1;
+const ASSISTANT: u32 = 2;
+
+fn request(input: &[Value], fields: Value) -> Value {
+    let mut body = json!({ "model": MODEL, "input": input, "seed": 7, "max_output_tokens": 16 });
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+/// Several times the window.
+fn turns() -> Vec<Value> {
+    let turn = |idx: usize| {
+        let question = format!("{idx} {}", "word ".repeat(200));
+        [json!({ "role": "user", "content": question }), json!({ "role": "assistant", "content": "yes" })]
+    };
+    let mut turns: Vec<Value> = (0..20).flat_map(turn).collect();
+    turns.push(json!({ "role": "user", "content": "last" }));
+    turns
+}
+
+/// One turn with calls, several times the window.
+fn calls() -> Vec<Value> {
+    let call = |idx: usize| {
+        let (id, output) = (format!("call_{idx}"), "word ".repeat(200));
+        [
+            json!({ "type": "function_call", "call_id": id, "name": "f", "arguments": "{}" }),
+            json!({ "type": "function_call_output", "call_id": id, "output": output }),
+        ]
+    };
+    let mut items = vec![json!({ "role": "user", "content": "hi" })];
+    items.extend((0..20).flat_map(call));
+    items
+}
+
+async fn is_too_long(router: &TestRouter, body: &Value) -> bool {
+    let answer = router.post_json(RESPONSES, body).await;
+    answer.status == 400 && answer.json()["error"]["code"] == "context_length_exceeded"
+}
+
+#[tokio::test]
+async fn as_few_items_as_possible_are_left_out() {
+    let router = TestRouter::start().with_reply(" fine");
+    let items = turns();
+    let instructions = json!({ "role": "system", "content": "Be brief." });
+    for fields in [json!({}), json!({ "truncation": null }), json!({ "truncation": "disabled" })] {
+        assert!(is_too_long(&router, &request(&items, fields)).await);
+    }
+    let fields = json!({ "truncation": "auto", "instructions": "Be brief." });
+    let answer = router.ok(RESPONSES, &request(&items, fields.clone())).await;
+    assert_eq!(answer["truncation"], "auto");
+    let prompt = json!(router.lanes.take_one().prompt_ids);
+    let mut longest = None;
+    for start in 0..items.len() {
+        let messages: Vec<&Value> = std::iter::once(&instructions).chain(&items[start..]).collect();
+        let tokens = router.ok("/tokenize", &json!({ "model": MODEL, "messages": messages })).await;
+        if tokens["count"].as_u64().unwrap() + 16 <= u64::from(MAX_MODEL_LEN) {
+            longest = Some((start, tokens["tokens"].clone()));
+            break;
+        }
+    }
+    let (start, longest) = longest.unwrap();
+    assert!((1..items.len() - 1).contains(&start), "{start}");
+    assert_eq!(prompt, longest);
+
+    // The stored conversation is complete; a short one is not changed.
+    let continued = json!({ "truncation": "auto", "previous_response_id": answer["id"] });
+    router.ok(RESPONSES, &request(&items[..1], continued)).await;
+    router.lanes.take_submitted();
+    router.ok(RESPONSES, &request(&items[..1], fields)).await;
+    let short = router.lanes.take_one().prompt_ids;
+    router.ok(RESPONSES, &request(&items[..1], json!({ "instructions": "Be brief." }))).await;
+    assert_eq!(router.lanes.take_one().prompt_ids, short);
+    let long = json!({ "role": "user", "content": "word ".repeat(3_000) });
+    assert!(is_too_long(&router, &request(&[long], json!({ "truncation": "auto" }))).await);
+}
+
+#[tokio::test]
+async fn a_result_stays_with_its_call() {
+    let router = router_with(TEMPLATE).with_reply(" fine");
+    router.ok(RESPONSES, &request(&calls(), json!({ "truncation": "auto" }))).await;
+    assert_eq!(router.lanes.take_one().prompt_ids[0], ASSISTANT);
+}
+
+#[tokio::test]
+async fn a_template_that_wants_the_user_first_gets_whole_turns() {
+    let first = "{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}";
+    let router = router_with(&format!("{first}{TEMPLATE}")).with_reply(" fine");
+    router.ok(RESPONSES, &request(&turns(), json!({ "truncation": "auto" }))).await;
+    assert_eq!(router.lanes.take_one().prompt_ids[0], USER);
+    assert!(is_too_long(&router, &request(&calls(), json!({ "truncation": "auto" }))).await);
+}
