@@ -74,6 +74,7 @@ VALID_VALUES = {
     },
     "KEDA with a regular expression": {"targetPools": [{**GPU_POOL, "scaling": {"models": "(8b|70b)/.*"}}], "keda": {"enabled": True}},
     "no drafts, no policies": {"draftPools": [], "networkPolicies": {"enabled": False}},
+    "no operators": {"networkPolicies": {"operators": []}},
 }
 INVALID_VALUES = {
     "no etcd": {"etcd": {"enabled": False}},
@@ -108,6 +109,7 @@ def main():
         objects = render(chart, values)
         errors = [error for manifest in objects for error in schema_errors(manifest)]
         errors += selectors_without_pods(objects)
+        errors += ports_open_to_all(objects)
         merged = chart.merge_values(values)
         errors += workers_in_the_wrong_image(objects, merged["images"])
         errors += pods_without_their_extras(objects, merged)
@@ -144,6 +146,8 @@ def schema_errors(manifest):
         if not 0 <= min_replicas <= max_replicas:
             return [f"{name}: minReplicaCount {min_replicas} and maxReplicaCount {max_replicas} are not a valid range"]
         complete = all({"serverAddress", "query", "threshold"} <= trigger["metadata"].keys() for trigger in triggers)
+        if any(trigger["metadata"].get("ignoreNullValues") != "false" for trigger in triggers):
+            return [f"{name}: a trigger takes no data for 0 workers"]
         return [] if triggers and complete else [f"{name}: a trigger lacks serverAddress, query or threshold"]
     try:
         kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
@@ -164,6 +168,19 @@ def selectors_without_pods(objects):
         match_labels = selector.get("matchLabels", selector)
         if not any(match_labels.items() <= labels.items() for labels in pods):
             errors.append(f"{manifest['kind']} {manifest['metadata']['name']} selects no pod: {match_labels}")
+    return errors
+
+
+def ports_open_to_all(objects):
+    """Returns an error for each port that a policy opens to everybody, except those of the API."""
+    errors = []
+    for manifest in objects:
+        if manifest["kind"] != "NetworkPolicy":
+            continue
+        # A rule without `from`, or with an empty one, admits everybody.
+        rules = [rule for rule in manifest["spec"]["ingress"] if not rule.get("from")]
+        ports = {port["port"] for rule in rules for port in rule["ports"]} - {8000, 8001}
+        errors += [f"NetworkPolicy {manifest['metadata']['name']} opens port {port} to everybody" for port in sorted(ports)]
     return errors
 
 

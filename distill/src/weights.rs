@@ -119,6 +119,12 @@ impl Weights {
         self.tensors.get(name).map(|tensor| &tensor.numbers)
     }
 
+    /// Bytes that the tensors take in a file, in their original formats.
+    pub fn stored_bytes(&self) -> u64 {
+        let stored = |tensor: &Tensor| tensor.numbers.len() * if tensor.dtype == Dtype::F32 { 4 } else { 2 };
+        self.tensors.values().map(|tensor| stored(tensor) as u64).sum()
+    }
+
     /// All tensors, in order of their names.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (&str, &mut Tensor)> {
         self.tensors.iter_mut().map(|(name, tensor)| (name.as_str(), tensor))
@@ -275,6 +281,9 @@ mod tests {
         }
         let read = |directory: &Path| fs::read(directory.join(WEIGHTS_FILE)).unwrap();
         let (old, new) = (read(&bundled_draft()), read(&out));
+        let expected = Weights::read(&out, &settings.tensors).unwrap().stored_bytes();
+        // The rest of the file is its header.
+        assert!((expected..expected + 100_000).contains(&(new.len() as u64)), "{expected}, {}", new.len());
         let (old, new) = (SafeTensors::deserialize(&old).unwrap(), SafeTensors::deserialize(&new).unwrap());
         assert_eq!(old.len(), new.len());
         for (name, tensor) in old.iter() {

@@ -23,7 +23,8 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 pub use error::ClusterError;
-pub use ports::{address_is_free, free_address};
+pub use ports::free_address;
+pub(crate) use ports::try_bind;
 pub use process::{ExitReport, LogSink, NoLogs, Process, ProcessSpec};
 pub use spec::{Binaries, ClusterSpec, Discovery, DraftKind, TargetKind};
 

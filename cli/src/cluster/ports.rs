@@ -38,8 +38,16 @@ pub(super) fn resolve(wanted: SocketAddr) -> Result<SocketAddr, ClusterError> {
 }
 
 /// Whether a listener can be bound to this address now.
-pub fn address_is_free(address: SocketAddr) -> bool {
-    TcpListener::bind(address).is_ok()
+fn address_is_free(address: SocketAddr) -> bool {
+    try_bind(address).is_ok()
+}
+
+/// Binds a listener to this address and closes it again.
+///
+/// # Errors
+/// The address is taken, or this process must not or cannot listen there.
+pub(crate) fn try_bind(address: SocketAddr) -> std::io::Result<()> {
+    TcpListener::bind(address).map(drop)
 }
 
 #[cfg(test)]

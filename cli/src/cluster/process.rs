@@ -245,7 +245,7 @@ impl ExitReport {
     fn stated_reason(&self) -> Option<String> {
         if self.status.and_then(|status| status.signal()) == Some(Signal::SIGKILL as i32) {
             let reason = "it was killed by SIGKILL while loading, as the operating system does when memory runs out: \
-                          use a smaller model, or less --ballast";
+                          use a smaller model, --weights int8, or less --ballast";
             return Some(reason.to_owned());
         }
         let first = self.last_lines.iter().rposition(|line| line.starts_with(ERROR_PREFIX))?;

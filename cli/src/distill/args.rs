@@ -13,6 +13,9 @@ for evaluation and never for training.
 Training minimizes 0.8 KL(target || draft) + 0.2 cross entropy over the answers of the log. The new
 draft has the shape, the tokenizer and the number format of the old one.
 
+It is written after the last step: what is interrupted before is lost. Split a long training into
+several runs, each with --draft naming the draft of the run before.
+
 Examples:
   outrider distill --log requests.jsonl --target models/target --draft models/draft \\
       --out models/draft-2

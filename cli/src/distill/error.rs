@@ -27,6 +27,19 @@ pub enum DistillCommandError {
         /// The operating system's error.
         source: std::io::Error,
     },
+    /// The disk has no room for the new draft.
+    #[error(
+        "cannot write {}: the new draft takes {} MB, and {} MB are free there: free some, or choose another --out",
+        out.display(), needed.div_ceil(1_000_000), free / 1_000_000
+    )]
+    NoSpace {
+        /// The directory to write.
+        out: PathBuf,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes free.
+        free: u64,
+    },
     /// Target and draft number their tokens differently.
     #[error("{} cannot draft for {}: {difference}", draft.display(), target.display())]
     TokenizersDiffer {

@@ -2,9 +2,10 @@
 //! often.
 //!
 //! [`rows`] reads the log and holds out some rows. Crate `distill` trains the current draft on the other
-//! rows, with the engine as teacher ([`teacher`]). The new checkpoint is written completely or not at all,
-//! and [`check_pair`](crate::check_pair) compares both drafts on held-out rows ([`mod@run`]), which
-//! [`held_out`] chooses. It must never change what is served: the operator rolls out the new draft.
+//! rows, with the engine as teacher ([`teacher`]), once [`space`] has found room for the result. The new
+//! checkpoint is written completely or not at all, and [`check_pair`](crate::check_pair) compares both drafts
+//! on held-out rows ([`mod@run`]), which [`held_out`] chooses. It must never change what is served: the
+//! operator rolls out the new draft.
 
 mod args;
 pub mod error;
@@ -12,6 +13,7 @@ mod held_out;
 mod progress;
 pub mod rows;
 mod run;
+mod space;
 mod teacher;
 
 use std::process::ExitCode;

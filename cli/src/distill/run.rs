@@ -15,6 +15,7 @@ use super::error::DistillCommandError;
 use super::held_out::{fitting_prompts, left_out_notes};
 use super::progress::Progress;
 use super::rows::{HOLD_OUT_EVERY, Row, Rows};
+use super::space::check_space;
 use super::teacher::max_logit_difference;
 use crate::check_pair;
 use crate::check_pair::eval::{Evaluation, PairOptions, load};
@@ -107,8 +108,10 @@ fn train_and_write(
     rows: &Rows,
     num_ids: u32,
 ) -> Result<(EvalLoss, EvalLoss), DistillCommandError> {
-    let mut target = load(&args.target, (args.weights.format(), num_ids), all_cores())?;
+    // The draft first: whether it can be trained and written is known before the target is loaded.
     let mut draft = DraftModel::read(&args.draft, args.context)?;
+    check_space(&args.out, draft.weights.stored_bytes())?;
+    let mut target = load(&args.target, (args.weights.format(), num_ids), all_cores())?;
     let context = args.context.min(draft.max_len()).min(target.info().max_model_len as usize);
     let windows = |rows: &[Row]| {
         let of = |row: &Row| cut(&row.prompt_ids, &row.completion_ids, context);
@@ -123,13 +126,14 @@ fn train_and_write(
     let prompts = fitting_prompts(args, &rows.held_out, window)?;
     left_out_notes(rows, &prompts.left_out).iter().for_each(|text| note(text));
     drop(served);
+    note(&format!("measuring the present draft on {} windows of held-out rows", eval_windows.len()));
+    let before = evaluate(&draft, &mut target, &eval_windows)?;
     note(&format!(
         "training on {} rows with {} answer tokens, {} rows held out",
         rows.train.len(),
         rows.train_tokens(),
         rows.held_out.len()
     ));
-    let before = evaluate(&draft, &mut target, &eval_windows)?;
     let plan = TrainingOptions {
         steps: args.steps,
         batch: args.batch,
@@ -139,8 +143,10 @@ fn train_and_write(
     };
     let mut progress = Progress::new(plan.steps);
     train(&mut draft, &mut target, &train_windows, (&plan, &mut |step| progress.step(step)))?;
-    let after = evaluate(&draft, &mut target, &eval_windows)?;
+    // Before anything else may fail: the training may have taken hours.
     draft.weights.write(&args.out)?;
+    note(&format!("the new draft is in {}; comparing it with the present one", args.out.display()));
+    let after = evaluate(&draft, &mut target, &eval_windows)?;
     Ok((before, after))
 }
 

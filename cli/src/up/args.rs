@@ -8,6 +8,7 @@ use std::str::FromStr;
 
 use engine::ParameterCount;
 
+use crate::check_pair::WeightsArg;
 use crate::count::count;
 
 /// Upper limit of workers on one machine, to catch typing errors.
@@ -21,7 +22,7 @@ One process that ends takes the others along.
 Examples:
   # The bundled pair: it writes nonsense, at the pace of a model of 250M parameters.
   outrider up
-  outrider up --target models/qwen3-8b --draft models/qwen3-0.6b --draft-workers 2
+  outrider up --target models/qwen3-8b --draft models/qwen3-0.6b --weights int8
   # Guesses out of the text itself, no second model.
   outrider up --target models/qwen3-8b --draft ngram
   # The timing of a pool, to try routers and load against.
@@ -75,6 +76,10 @@ pub struct UpArgs {
     #[arg(long, value_name = "PARAMS", conflicts_with = "engine")]
     pub ballast: Option<ParameterCount>,
 
+    /// Weight format of both models [default: auto]
+    #[arg(long, value_name = "FORMAT", env = "OUTRIDER_WEIGHTS")]
+    pub weights: Option<WeightsArg>,
+
     /// Skip the measurement of what drafting gains, once all are ready
     #[arg(long)]
     pub no_evidence: bool,
@@ -83,8 +88,8 @@ pub struct UpArgs {
     #[arg(long, value_name = "N", value_parser = count)]
     pub threads: Option<NonZeroUsize>,
 
-    /// File of accepted API keys, one per line (docs/operating.md); without it only loopback addresses may be
-    /// served
+    /// File of accepted API keys, one per line (deploy/README.md, API keys); without it only loopback
+    /// addresses may be served
     #[arg(long, value_name = "FILE")]
     pub api_keys: Option<PathBuf>,
 

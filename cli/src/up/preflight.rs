@@ -2,6 +2,7 @@
 //!
 //! All faults are collected in one pass. Nothing is started and no port stays bound.
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,8 @@ use text::{asset, with_added_tokens};
 
 use super::args::{DraftArg, SyntheticArg, UpArgs};
 use super::checkpoint::{self, BUNDLED_PAIR, display_path};
-use crate::cluster::{Binaries, ClusterError, ClusterSpec, DraftKind, ROUTER, TargetKind, address_is_free};
+use crate::check_pair::WeightsArg;
+use crate::cluster::{Binaries, ClusterError, ClusterSpec, DraftKind, ROUTER, TargetKind, try_bind};
 
 /// Ballast of the bundled target: it gives steps the time of a model that is worth drafting for.
 const BUNDLED_BALLAST: ParameterCount = ParameterCount(250_000_000);
@@ -31,7 +33,10 @@ pub enum PreflightFault {
     )]
     NoBundledPair,
     /// A directory is not a checkpoint.
-    #[error("{flag} {directory} {missing}: give a Hugging Face checkpoint directory")]
+    #[error(
+        "{flag} {directory} {missing}: give a Hugging Face checkpoint directory; \
+         nothing is downloaded (`hf download MODEL --local-dir DIR` does that)"
+    )]
     NotACheckpoint {
         /// The flag that names it.
         flag: &'static str,
@@ -81,13 +86,34 @@ pub enum PreflightFault {
     },
     /// A port is in use.
     #[error(
-        "{flag} {address} is taken or cannot be bound: stop the process that listens there, or choose another with {flag} ADDR"
+        "{flag} {address} is taken, perhaps by another `outrider up`: stop the process that listens there, \
+         or choose another with {flag} ADDR (port 0 is any free one)"
     )]
     AddressTaken {
         /// The flag that names it.
         flag: &'static str,
         /// The address.
         address: SocketAddr,
+    },
+    /// Two flags name the same address.
+    #[error("{flag} {address} is taken by {other}: choose another with {flag} ADDR")]
+    SameAddress {
+        /// The second flag.
+        flag: &'static str,
+        /// The address of both.
+        address: SocketAddr,
+        /// The first flag.
+        other: &'static str,
+    },
+    /// An address at which this process cannot listen, such as that of another machine.
+    #[error("{flag} {address} cannot be bound: {source}: choose another with {flag} ADDR")]
+    UnusableAddress {
+        /// The flag that names it.
+        flag: &'static str,
+        /// The address.
+        address: SocketAddr,
+        /// The operating system's error.
+        source: std::io::Error,
     },
     /// The file of API keys does not exist.
     #[error("--api-keys {file} is not a file")]
@@ -167,10 +193,7 @@ pub(super) fn check(args: UpArgs) -> Result<Checked, Vec<PreflightFault>> {
     let engine = choose_engine(&args).map_err(|more| faults.extend(more)).ok();
     let addresses = [("--http", args.http), ("--grpc", args.grpc), ("--admin", args.admin)];
     for (i, &(flag, address)) in addresses.iter().enumerate() {
-        let is_taken_by_us = || addresses[..i].iter().any(|(_, other)| *other == address);
-        if address.port() != 0 && (is_taken_by_us() || !address_is_free(address)) {
-            faults.push(PreflightFault::AddressTaken { flag, address });
-        }
+        faults.extend(address_fault((flag, address), &addresses[..i]));
     }
     if let Some(file) = args.api_keys.as_ref().filter(|file| !file.is_file()) {
         faults.push(PreflightFault::NoKeyFile { file: file.clone() });
@@ -187,6 +210,24 @@ pub(super) fn check(args: UpArgs) -> Result<Checked, Vec<PreflightFault>> {
         }
         _ => Err(faults),
     }
+}
+
+/// Why the router cannot listen at the address of a flag, if so; `others` are those of the flags before it.
+fn address_fault(
+    (flag, address): (&'static str, SocketAddr),
+    others: &[(&'static str, SocketAddr)],
+) -> Option<PreflightFault> {
+    if address.port() == 0 {
+        return None;
+    }
+    if let Some(&(other, _)) = others.iter().find(|(_, taken)| *taken == address) {
+        return Some(PreflightFault::SameAddress { flag, address, other });
+    }
+    let source = try_bind(address).err()?;
+    Some(match source.kind() {
+        ErrorKind::AddrInUse => PreflightFault::AddressTaken { flag, address },
+        _ => PreflightFault::UnusableAddress { flag, address, source },
+    })
 }
 
 /// What the workers run, and the default number of workers.
@@ -239,11 +280,19 @@ fn spec(args: UpArgs, binaries: Binaries, engine: EngineChoice) -> ClusterSpec {
         admin: args.admin,
         threads: args.threads,
         router_args: pair_check_args(&args, &engine),
+        target_args: weights_args(args.weights, matches!(engine.target, TargetKind::Model(_))),
+        draft_args: weights_args(args.weights, matches!(engine.draft, DraftKind::Model(_))),
         target_tokenizer: engine.target_tokenizer,
         api_keys: args.api_keys,
         log: Some(args.log.unwrap_or_else(|| DEFAULT_LOG.to_owned())),
         ..ClusterSpec::new(binaries, engine.target, engine.draft)
     }
+}
+
+/// A worker's argument for the weight format; none for a worker without weights.
+fn weights_args(format: Option<WeightsArg>, has_weights: bool) -> Vec<String> {
+    let format = format.filter(|_| has_weights);
+    format.map(|format| format!("--weights={}", format.as_str())).into_iter().collect()
 }
 
 /// Router arguments for the console's Pair page: the command that it runs, which is this program on one
@@ -272,7 +321,12 @@ fn pair_check_args(args: &UpArgs, engine: &EngineChoice) -> Vec<String> {
         ["--ballast", &ballast],
         ["--threads", &threads],
     ];
-    command.as_flattened().iter().map(|argument| format!("--pair-check={argument}")).collect()
+    // In the format that is served: another one would need other memory, and accept other tokens.
+    let formats = args.weights.iter().flat_map(|format| {
+        ["--weights", "--draft-weights"].map(|flag| format!("{flag}={}", format.as_str()))
+    });
+    let command = command.as_flattened().iter().map(|argument| (*argument).to_owned()).chain(formats);
+    command.map(|argument| format!("--pair-check={argument}")).collect()
 }
 
 /// A target given by the user gets no ballast by default.

@@ -133,7 +133,40 @@ fn all_faults_come_at_once() {
 fn one_port_cannot_serve_both_doors() {
     let address = crate::cluster::free_address().unwrap().to_string();
     let faults = check(parse(&["--http", &address, "--grpc", &address])).unwrap_err();
-    assert!(messages(&faults).contains(&format!("--grpc {address} is taken")), "{}", messages(&faults));
+    let expected = format!("--grpc {address} is taken by --http: ");
+    assert!(messages(&faults).contains(&expected), "{}", messages(&faults));
+}
+
+#[test]
+fn an_address_that_is_not_this_machines_is_not_called_taken() {
+    // Reserved for documentation, so that no machine has it.
+    let foreign = "192.0.2.1:8000".parse().unwrap();
+    let fault = address_fault(("--http", foreign), &[]).unwrap().to_string();
+    assert!(fault.starts_with("--http 192.0.2.1:8000 cannot be bound: "), "{fault}");
+    assert!(address_fault(("--http", "192.0.2.1:0".parse().unwrap()), &[]).is_none());
+}
+
+#[test]
+fn the_weight_format_reaches_models_and_the_consoles_check() {
+    let binaries = Binaries {
+        router: "/bin/outrider-router".into(),
+        draft_worker: "/bin/outrider-draft-worker".into(),
+        target_worker: "/bin/outrider-target-worker".into(),
+    };
+    let spec_of = |arguments: &[&str]| {
+        let args = parse(&[&["--weights", "int8"], arguments].concat());
+        let engine = choose_engine(&args).unwrap();
+        spec(args, binaries.clone(), engine)
+    };
+    let pair = spec_of(&[]);
+    let int8 = vec!["--weights=int8".to_owned()];
+    assert_eq!((&pair.target_args, &pair.draft_args), (&int8, &int8));
+    for flag in ["--weights", "--draft-weights"] {
+        let argument = format!("--pair-check={flag}=int8");
+        assert!(pair.router_args.contains(&argument), "{argument} is not in {:?}", pair.router_args);
+    }
+    let ngram = spec_of(&["--draft", "ngram"]);
+    assert_eq!((ngram.target_args.len(), ngram.draft_args.len()), (1, 0), "a table has no weights");
 }
 
 #[test]
