@@ -2,4 +2,6 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tests::untrusted::router_frame(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    tests::untrusted::router_frame(bytes);
+});

@@ -2,4 +2,6 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tests::untrusted::safetensors(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    tests::untrusted::safetensors(bytes);
+});

@@ -119,10 +119,10 @@ impl RunOutcome {
     }
 }
 
-/// The `at` quantile of `values`; 0 if there are none.
+/// The `at` quantile of `values`; NaN if there are none, so that no time is taken for 0.
 pub fn percentile(values: &[f64], at: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let index = ((sorted.len() as f64 * at).ceil() as usize).clamp(1, sorted.len().max(1)) - 1;
-    sorted.get(index).copied().unwrap_or_default()
+    sorted.get(index).copied().unwrap_or(f64::NAN)
 }

@@ -157,6 +157,12 @@ fn lanes_that_were_rarely_fed_begin_to_draft() {
 }
 
 #[test]
+fn a_quantile_of_nothing_is_no_number() {
+    assert_eq!(outcome::percentile(&[3.0, 1.0, 2.0], 0.5), 2.0);
+    assert!(outcome::percentile(&[], 0.99).is_nan());
+}
+
+#[test]
 fn sequences_that_draft_alike_stay_together() {
     let profile = Profile { noise: 0.05, ..Profile::parse(PROFILE).unwrap() };
     for k in [0, 1, 3] {

@@ -249,7 +249,7 @@ fn check_draw(step: &Step, limits: &WorkerLimits, role: Role) -> Result<(), Stri
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::SequenceId;
+    use crate::{SamplingParams, SequenceId};
 
     const LIMITS: WorkerLimits = WorkerLimits {
         role: Role::Draft,
@@ -279,6 +279,41 @@ mod tests {
         assert_eq!(cached.admit(&step(1, 1, &[], &[5, 6, 7]), &LIMITS), Admission::Run);
         assert_eq!(cached.admit(&step(1, 2, &[5, 6], &[8]), &LIMITS), Admission::Run);
         assert_eq!(cached.ids(), &[5, 6, 8]);
+    }
+
+    /// Penalties depend on them, so they must not show how the ids came to be cached.
+    #[test]
+    fn counts_are_those_of_the_cached_ids() {
+        let spec = |prompt_len| {
+            let sampling = SamplingParams { presence_penalty: 0.5, ..SamplingParams::default() };
+            Some(Arc::new(SequenceSpec { prompt_len, sampling, ..SequenceSpec::default() }))
+        };
+        let check = |cached: &mut CachedSequence, (ids, prompt_len): (&[TokenId], u32)| {
+            let mut expected = TokenCounts::new(prompt_len);
+            ids.iter().for_each(|&id| expected.push(id));
+            assert_eq!((cached.ids().to_vec(), cached.counts_mut().clone()), (ids.to_vec(), expected));
+        };
+        let mut cached = CachedSequence::default();
+        let first = Step { spec: spec(2), ..step(1, 1, &[], &[5, 6, 7, 5]) };
+        assert_eq!(cached.admit(&first, &LIMITS), Admission::Run);
+        check(&mut cached, (&[5, 6, 7, 5], 2));
+        // Ids that a round adds are cut by later steps, once even with a part of the prompt.
+        cached.append(&[5, 8, 8]);
+        check(&mut cached, (&[5, 6, 7, 5, 5, 8, 8], 2));
+        assert_eq!(cached.admit(&step(1, 2, &[5, 6, 7, 5, 5], &[9]), &LIMITS), Admission::Run);
+        check(&mut cached, (&[5, 6, 7, 5, 5, 9], 2));
+        assert_eq!(cached.admit(&step(1, 3, &[5], &[5, 9]), &LIMITS), Admission::Run);
+        check(&mut cached, (&[5, 5, 9], 2));
+        // The same spec again, another one, and the text again in a new epoch.
+        let again = Step { spec: spec(2), ..step(1, 4, &[5, 5], &[7]) };
+        assert_eq!(cached.admit(&again, &LIMITS), Admission::Run);
+        check(&mut cached, (&[5, 5, 7], 2));
+        let other = Step { spec: spec(1), ..step(1, 5, &[5, 5, 7], &[8]) };
+        assert_eq!(cached.admit(&other, &LIMITS), Admission::Run);
+        check(&mut cached, (&[5, 5, 7, 8], 1));
+        let replayed = Step { spec: spec(2), ..step(2, 6, &[], &[5, 5, 7, 8, 9]) };
+        assert_eq!(cached.admit(&replayed, &LIMITS), Admission::Run);
+        check(&mut cached, (&[5, 5, 7, 8, 9], 2));
     }
 
     #[test]

@@ -107,6 +107,13 @@ pub fn check_all_same(
     (expected, got): (&[Answer], &[Answer]),
     who: &str,
 ) -> anyhow::Result<()> {
+    ensure!(!cases.is_empty(), "{who}: nothing was compared");
+    let (num_expected, num_got) = (expected.len(), got.len());
+    ensure!(
+        num_expected == cases.len() && num_got == cases.len(),
+        "{who}: {} cases, {num_expected} expected answers, {num_got} answers",
+        cases.len()
+    );
     for ((case, expected), got) in cases.iter().zip(expected).zip(got) {
         got.check_same(&format!("{who}, {}", case.name), expected)?;
     }

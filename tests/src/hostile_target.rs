@@ -62,6 +62,8 @@ pub enum TargetMisbehaviour {
     NoCredits,
     /// Replies contain prompt scores at the highest possible position.
     HugeScores,
+    /// Spans end the sequence although its text goes on.
+    EndsEarly,
 }
 
 impl TargetMisbehaviour {
@@ -221,6 +223,7 @@ fn corrupt_span(misbehaviour: TargetMisbehaviour, span: &mut v1::TokenSpan) {
         }
         TargetMisbehaviour::TooLong => span.token_ids.extend([1, 2, 3]),
         TargetMisbehaviour::WrongAccepted => span.num_accepted = u32::MAX,
+        TargetMisbehaviour::EndsEarly => span.finish = v1::FinishReason::Stop.into(),
         _ => {}
     }
 }

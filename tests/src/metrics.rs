@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 
 /// The samples of one scrape.
 #[derive(Debug, Clone)]
@@ -51,6 +51,14 @@ impl Page {
         self.total_where(name, "")
     }
 
+    /// The increase of a metric's total since an earlier scrape. Fails if there is none: nothing was measured
+    /// then, and a quotient by it would not be a number.
+    pub fn increase(&self, earlier: &Self, name: &str) -> anyhow::Result<f64> {
+        let (before, after) = (earlier.total(name), self.total(name));
+        ensure!(after > before, "nothing was measured: {name} was {before} before and {after} after");
+        Ok(after - before)
+    }
+
     /// All samples.
     pub fn samples(&self) -> impl Iterator<Item = Sample<'_>> {
         self.text.lines().filter(|line| !line.starts_with('#')).map(Sample::new)
@@ -78,6 +86,17 @@ mod tests {
         assert_eq!(page.sum("a_total"), 5);
         assert_eq!(page.sum_where("a_total", "why=\"x\""), 2);
         assert_eq!((page.sum("ab_total"), page.sum("ab"), page.sum("none")), (7, 1, 0));
+    }
+
+    #[test]
+    fn a_counter_that_did_not_increase_measured_nothing() {
+        let page = |text: &str| Page { text: text.to_owned() };
+        let (before, after) = (page("a 2\nb 3\nc 3\n"), page("a 2.5\nb 3\nc 1\n"));
+        assert_eq!(after.increase(&before, "a").unwrap(), 0.5);
+        for name in ["b", "c", "unknown"] {
+            let error = after.increase(&before, name).unwrap_err().to_string();
+            assert!(error.contains(&format!("nothing was measured: {name}")), "{error}");
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod tags;
 
 use std::io;
 
+use jiff::fmt::strtime::{BrokenDownTime, Config, PosixCustom};
 use minijinja::value::{Serde, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 use serde::Serialize;
@@ -91,6 +92,9 @@ impl ChatTemplate {
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
         environment.add_filter("tojson", json::to_json);
+        for name in ["length", "count"] {
+            environment.add_filter(name, length);
+        }
         environment.add_test("sequence", is_sequence);
         environment
             .add_template_owned(NAME, tags::without_generation_tags(source).into_owned())
@@ -192,9 +196,19 @@ fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Undefined | ValueKind::Seq | ValueKind::String | ValueKind::Map)
 }
 
+/// As in Jinja, where what is undefined has no items: templates write `message.tool_calls | length`.
+fn length(value: &Value) -> Result<usize, Error> {
+    if value.is_undefined() { Ok(0) } else { minijinja::filters::length(value) }
+}
+
 fn strftime_now(format: &str) -> Result<String, Error> {
-    let now = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC);
-    jiff::fmt::strtime::format(format, &now).map_err(|error| {
+    strftime(format, &jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC))
+}
+
+/// As in Python: names of the POSIX locale, and directives that do not exist are text.
+fn strftime(format: &str, time: &jiff::Zoned) -> Result<String, Error> {
+    let config = Config::new().custom(PosixCustom::new()).lenient(true);
+    BrokenDownTime::from(time).to_string_with_config(&config, format).map_err(|error| {
         Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {error}"))
     })
 }

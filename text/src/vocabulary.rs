@@ -124,19 +124,19 @@ impl Spelling {
     fn of(tokenizer: &Tokenizer) -> Result<Self, ModelTextError> {
         let decoder = serde_json::to_value(tokenizer.get_decoder())
             .map_err(|error| ModelTextError::Tokenizer { reason: error.to_string() })?;
-        let kind = |part: &Value| part["type"].as_str().unwrap_or("none").to_owned();
-        let parts: Vec<String> = match decoder["decoders"].as_array() {
-            Some(parts) => parts.iter().map(kind).collect(),
-            None => vec![kind(&decoder)],
+        let parts = match decoder["decoders"].as_array() {
+            Some(parts) => parts.as_slice(),
+            None => std::slice::from_ref(&decoder),
         };
-        if parts.iter().all(|part| matches!(part.as_str(), "ByteLevel" | "Fuse")) {
+        let has = |wanted: &str| parts.iter().any(|part| kind(part) == wanted);
+        if has("ByteLevel") && parts.iter().all(|part| matches!(kind(part), "ByteLevel" | "Fuse")) {
             return Ok(Self::ByteLevel { byte_of: byte_of_character() });
         }
-        let known = ["Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"];
-        if parts.iter().any(|part| !known.contains(&part.as_str())) {
-            return Ok(Self::Plain);
+        let marks_spaces = has("Replace") || has("Metaspace");
+        if marks_spaces && (0..parts.len()).all(|idx| is_of_sentencepiece(parts, idx)) {
+            return Ok(Self::SentencePiece { byte_fallback: has("ByteFallback") });
         }
-        Ok(Self::SentencePiece { byte_fallback: parts.iter().any(|part| part == "ByteFallback") })
+        Ok(Self::Plain)
     }
 
     fn append_bytes(&self, token: &str, bytes: &mut Vec<u8>) {
@@ -162,6 +162,27 @@ impl Spelling {
     }
 }
 
+/// The type of a decoder's part.
+fn kind(part: &Value) -> &str {
+    part["type"].as_str().unwrap_or("none")
+}
+
+/// Whether this part of a decoder only converts marks for spaces and byte tokens, or strips the space at the
+/// beginning of a whole text, which a text after a prompt keeps.
+fn is_of_sentencepiece(parts: &[Value], idx: usize) -> bool {
+    let part = &parts[idx];
+    match kind(part) {
+        "ByteFallback" | "Fuse" => true,
+        "Replace" => part["pattern"]["String"] == SENTENCEPIECE_SPACE && part["content"] == " ",
+        "Metaspace" => part["replacement"] == SENTENCEPIECE_SPACE,
+        "Strip" => {
+            let is_of_text = parts[..idx].iter().any(|part| kind(part) == "Fuse");
+            is_of_text && part["content"] == " " && part["stop"] == 0
+        }
+        _ => false,
+    }
+}
+
 /// The byte of a token of the form `<0x0A>`.
 fn byte_token(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
@@ -182,4 +203,54 @@ fn byte_of_character() -> HashMap<char, u8> {
             (character, byte)
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The vocabulary of three tokens under this decoder.
+    fn vocabulary(decoder: &Value) -> Vocabulary {
+        let tokenizer = json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+            "pre_tokenizer": null, "post_processor": null, "decoder": decoder,
+            "model": { "type": "WordLevel", "unk_token": "a",
+                "vocab": { "a": 0, "\u{2581}\u{e9}": 1, "<0xE9>": 2 } },
+        });
+        Vocabulary::of(&Tokenizer::from_bytes(tokenizer.to_string()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_decoder_that_does_more_than_join_bytes_is_left_to_the_library() {
+        let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
+        let replace = |pattern: &str, content: &str| json!({ "type": "Replace", "pattern": { "String": pattern }, "content": content });
+        let spaces = || replace("\u{2581}", " ");
+        let metaspace = |mark: &str| json!({ "type": "Metaspace", "replacement": mark, "prepend_scheme": "first", "split": true });
+        let strip = |stop: u32| json!({ "type": "Strip", "content": " ", "start": 1, "stop": stop });
+        let (fuse, bytes) = (json!({ "type": "Fuse" }), json!({ "type": "ByteFallback" }));
+        let sequence = |parts: &[&Value]| json!({ "type": "Sequence", "decoders": parts });
+        // The bytes of the last two tokens, or nothing if the library's decoder has to be asked.
+        for (decoder, expected) in [
+            (byte_level.clone(), Some(["\u{2581}\u{e9}".as_bytes(), b"<0xE9>"])),
+            (sequence(&[&byte_level, &fuse]), Some(["\u{2581}\u{e9}".as_bytes(), b"<0xE9>"])),
+            (metaspace("\u{2581}"), Some([" \u{e9}".as_bytes(), b"<0xE9>"])),
+            (sequence(&[&spaces(), &bytes, &fuse]), Some([" \u{e9}".as_bytes(), b"\xe9"])),
+            (sequence(&[&spaces(), &bytes, &fuse, &strip(0)]), Some([" \u{e9}".as_bytes(), b"\xe9"])),
+            (json!(null), None),
+            (fuse.clone(), None),
+            (sequence(&[]), None),
+            (metaspace("_"), None),
+            (sequence(&[&replace("</w>", " "), &fuse]), None),
+            (sequence(&[&spaces(), &replace("a", "b"), &fuse]), None),
+            // Strips every token, or the end of a text.
+            (sequence(&[&spaces(), &strip(0), &fuse]), None),
+            (sequence(&[&spaces(), &fuse, &strip(1)]), None),
+        ] {
+            let vocabulary = vocabulary(&decoder);
+            let found = vocabulary.is_bytes().then(|| [1, 2].map(|id| vocabulary.bytes(id)));
+            assert_eq!(found, expected, "{decoder}");
+        }
+    }
 }

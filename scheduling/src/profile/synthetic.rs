@@ -6,11 +6,10 @@
 
 use std::sync::Arc;
 
+use speculation::acceptance::finish_reason;
 use speculation::cached_sequence::CachedSequence;
 use speculation::tree::{Candidates, with_leaves};
-use speculation::{
-    Draft, FinishReason, Proposal, ReplyBody, Role, SequenceSpec, Step, TokenId, TokenSpan, Work,
-};
+use speculation::{Draft, Proposal, ReplyBody, Role, SequenceSpec, Step, TokenId, TokenSpan, Work};
 
 use super::text::{NUM_SIBLINGS, SyntheticText};
 use super::{PoolProfile, Profile};
@@ -148,7 +147,7 @@ impl SequenceOutputs<'_> {
             let child = draft.child(row, token);
             span.token_ids.push(token);
             span.num_accepted += u32::from(child.is_some());
-            span.finish = finish(self.spec, position, token);
+            span.finish = finish_reason(self.spec, position, token);
             next = child.filter(|_| span.finish.is_none());
         }
         span
@@ -187,15 +186,5 @@ impl SequenceOutputs<'_> {
             false => at.drafted.clone(),
         };
         Some(ReplyBody::Proposal(Proposal { start, draft }))
-    }
-}
-
-fn finish(spec: &SequenceSpec, position: u32, token: TokenId) -> Option<FinishReason> {
-    if spec.stop_token_ids.contains(&token) {
-        Some(FinishReason::Stop)
-    } else if position.saturating_add(1) >= spec.max_len {
-        Some(FinishReason::Length)
-    } else {
-        None
     }
 }

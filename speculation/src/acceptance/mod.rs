@@ -273,8 +273,9 @@ fn drafted_at(draft: &Draft, row: usize) -> Option<Drafted<'_>> {
     Some(Drafted { token_id, q: draft.q.get(row).map_or(&[], Vec::as_slice) })
 }
 
-/// Why `token_id` at `position` ends the sequence, if it does.
-fn finish_reason(spec: &SequenceSpec, position: u32, token_id: TokenId) -> Option<FinishReason> {
+/// Why `token_id` at `position` ends the sequence, if it does. Targets end spans by this rule, and routers
+/// check them by it.
+pub fn finish_reason(spec: &SequenceSpec, position: u32, token_id: TokenId) -> Option<FinishReason> {
     if spec.stop_token_ids.contains(&token_id) {
         Some(FinishReason::Stop)
     } else if position.saturating_add(1) >= spec.max_len {

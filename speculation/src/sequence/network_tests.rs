@@ -149,24 +149,30 @@ impl World {
                 ReplyBody::Proposal(Proposal { start, draft })
             }
             Work::Verify { draft } => {
+                let spec = Arc::clone(self.worker(role).cached.spec().unwrap());
+                let is_stop = |id: &TokenId| spec.stop_token_ids.contains(id);
                 let mut span = TokenSpan { start, ..TokenSpan::default() };
-                let mut row = 0;
-                loop {
+                let mut next = Some(0);
+                while let Some(row) = next {
                     let token = model(&ids);
                     span.token_ids.push(token);
-                    let Some(child) = draft.child(row, token) else { break };
-                    row = child;
-                    ids.push(token);
-                    span.num_accepted += 1;
+                    let child = draft.child(row, token);
+                    if child.is_some() {
+                        ids.push(token);
+                        span.num_accepted += 1;
+                    }
+                    next = child.filter(|_| !is_stop(&token));
                 }
                 let accepted = &span.token_ids[..span.num_accepted as usize];
                 self.worker(role).cached.append(accepted);
-                let max_len = self.worker(role).cached.spec().unwrap().max_len;
+                let max_len = spec.max_len;
                 if start + span.token_ids.len() as u32 > max_len {
                     span.token_ids.truncate((max_len - start) as usize);
                     span.num_accepted = span.num_accepted.min(max_len - start);
                 }
-                if start + span.token_ids.len() as u32 == max_len {
+                if span.token_ids.last().is_some_and(is_stop) {
+                    span.finish = Some(FinishReason::Stop);
+                } else if start + span.token_ids.len() as u32 == max_len {
                     span.finish = Some(FinishReason::Length);
                 }
                 ReplyBody::Span(span)
@@ -175,8 +181,14 @@ impl World {
     }
 
     /// Runs one sequence to its end; returns its ids and counters.
-    fn play(&mut self, prompt: &[TokenId], max_len: u32, k: u32) -> (Vec<TokenId>, Counters) {
-        let spec = SequenceSpec { prompt_len: prompt.len() as u32, max_len, ..SequenceSpec::default() };
+    fn play(
+        &mut self,
+        prompt: &[TokenId],
+        (max_len, stop_token_ids): (u32, &[TokenId]),
+        k: u32,
+    ) -> (Vec<TokenId>, Counters) {
+        let (prompt_len, stop_token_ids) = (prompt.len() as u32, stop_token_ids.to_vec());
+        let spec = SequenceSpec { prompt_len, max_len, stop_token_ids, ..SequenceSpec::default() };
         let limits = SequenceConfig { vocab_size: VOCAB, target_deadline: Duration::from_millis(100) };
         let mut sequence = Sequence::new(SequenceId(1), Arc::new(spec), prompt, limits);
         let mut events = VecDeque::from([Event::Assigned(Role::Draft), Event::Assigned(Role::Target)]);
@@ -272,10 +284,14 @@ impl World {
     }
 }
 
-fn alone(prompt: &[TokenId], max_len: u32) -> Vec<TokenId> {
+fn alone(prompt: &[TokenId], max_len: u32, stop_token_ids: &[TokenId]) -> Vec<TokenId> {
     let mut ids = prompt.to_vec();
     while (ids.len() as u32) < max_len {
-        ids.push(model(&ids));
+        let id = model(&ids);
+        ids.push(id);
+        if stop_token_ids.contains(&id) {
+            break;
+        }
     }
     ids
 }
@@ -283,8 +299,8 @@ fn alone(prompt: &[TokenId], max_len: u32) -> Vec<TokenId> {
 #[test]
 fn a_good_network_and_a_good_draft_save_rounds() {
     let faults = Faults { drop: 0, repeat: 0, max_delay_ms: 2, vanish: 0, skill: 90 };
-    let (ids, counters) = World::new(3, faults).play(&[1, 2, 3], 200, 8);
-    assert_eq!(ids, alone(&[1, 2, 3], 200));
+    let (ids, counters) = World::new(3, faults).play(&[1, 2, 3], (200, &[]), 8);
+    assert_eq!(ids, alone(&[1, 2, 3], 200, &[]));
     assert!(counters.rounds < 120, "{counters:?}");
     // At most one of a tree's siblings is correct.
     assert!(counters.accepted_tokens * 10 > counters.draft_tokens * 4, "{counters:?}");
@@ -294,8 +310,8 @@ fn a_good_network_and_a_good_draft_save_rounds() {
 #[test]
 fn replay_slot() {
     let faults = Faults { drop: 20, repeat: 20, max_delay_ms: 40, vanish: 2, skill: 50 };
-    let (ids, _) = World::new(1, faults).play(&[4, 5], 60, 4);
-    assert_eq!(ids, alone(&[4, 5], 60));
+    let (ids, _) = World::new(1, faults).play(&[4, 5], (60, &[]), 4);
+    assert_eq!(ids, alone(&[4, 5], 60, &[]));
 }
 
 proptest! {
@@ -312,12 +328,13 @@ proptest! {
         prompt_len in 1usize..200,
         output in 1u32..80,
         k in 0u32..9,
+        stop_token_ids in prop::collection::vec(0..VOCAB, 0..4),
     ) {
         let prompt: Vec<TokenId> = (0..prompt_len as u32).map(|i| i * 7 % VOCAB).collect();
         let max_len = prompt_len as u32 + output;
         let faults = Faults { drop, repeat, max_delay_ms, vanish, skill };
-        let (ids, counters) = World::new(seed, faults).play(&prompt, max_len, k);
-        prop_assert_eq!(ids, alone(&prompt, max_len));
+        let (ids, counters) = World::new(seed, faults).play(&prompt, (max_len, &stop_token_ids), k);
+        prop_assert_eq!(ids, alone(&prompt, max_len, &stop_token_ids));
         prop_assert!(counters.accepted_tokens <= counters.draft_tokens);
         prop_assert!(counters.rounds <= u64::from(output));
     }

@@ -1,6 +1,7 @@
 //! The target's part of a round: feeds missing context, requests verification, commits the span.
 
 use super::*;
+use crate::acceptance::finish_reason;
 
 impl Sequence {
     /// Requests the round's verification, after feeding what the target lacks.
@@ -98,8 +99,8 @@ impl Sequence {
         }
     }
 
-    /// Checks a span: it starts at the end of the sequence, accepts only what was drafted, and is within all
-    /// limits.
+    /// Checks a span: it starts at the end of the sequence, accepts only what was drafted, ends the sequence
+    /// only where the spec does, and is within all limits.
     fn is_valid_span(&self, span: &TokenSpan) -> bool {
         let accepted = span.num_accepted as usize;
         let drafted = &self.verifying;
@@ -111,6 +112,17 @@ impl Sequence {
             && span.token_ids.iter().all(|id| *id < self.config.vocab_size)
             && self.committed.len() + len as u32 <= self.spec.max_len
             && (span.logprobs.len() == if self.spec.logprobs.is_some() { len } else { 0 })
+            && self.ends_by_spec(span)
+    }
+
+    /// Whether a span that is valid otherwise ends the sequence exactly where the spec does. The reason may
+    /// be left out at the maximum length.
+    fn ends_by_spec(&self, span: &TokenSpan) -> bool {
+        let Some((&last, before)) = span.token_ids.split_last() else { return false };
+        let reason = finish_reason(&self.spec, span.start + before.len() as u32, last);
+        let is_right =
+            span.finish == reason || (span.finish.is_none() && reason == Some(FinishReason::Length));
+        is_right && !before.iter().any(|id| self.spec.stop_token_ids.contains(id))
     }
 
     pub(super) fn resend_overdue(&mut self, now: Duration) {

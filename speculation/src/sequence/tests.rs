@@ -189,6 +189,46 @@ fn unsound_spans_cost_the_target_its_assignment() {
     }
 }
 
+/// A text that is cut short, or that continues past its end, would be another text.
+#[test]
+fn a_span_ends_the_sequence_where_the_spec_does_and_nowhere_else() {
+    let (stop, length) = (Some(FinishReason::Stop), Some(FinishReason::Length));
+    let spec =
+        SequenceSpec { prompt_len: 3, max_len: 6, stop_token_ids: vec![12], ..SequenceSpec::default() };
+    let limits = SequenceConfig { vocab_size: 50_000, target_deadline: Duration::from_secs(30) };
+    for (drafted, num_accepted, ids, finish, is_sound) in [
+        (&[11, 13][..], 1, &[11, 99][..], None, true),
+        (&[11, 13], 1, &[11, 99], stop, false),
+        (&[11, 13], 1, &[11, 99], length, false),
+        // The stop token as the target's own draw, and as an accepted id.
+        (&[11, 13], 1, &[11, 12], stop, true),
+        (&[11, 13], 1, &[11, 12], None, false),
+        (&[11, 13], 1, &[11, 12], length, false),
+        (&[11, 12], 2, &[11, 12], stop, true),
+        (&[11, 12], 2, &[11, 12, 99], None, false),
+        (&[11, 12], 2, &[11, 12, 99], length, false),
+        // The maximum length.
+        (&[11, 13], 2, &[11, 13, 99], length, true),
+        (&[11, 13], 2, &[11, 13, 99], None, true),
+        (&[11, 13], 2, &[11, 13, 99], stop, false),
+        (&[11, 13], 2, &[11, 13, 12], stop, true),
+        (&[11, 13], 2, &[11, 13, 12], length, false),
+    ] {
+        let mut sequence = assigned(Sequence::new(SequenceId(7), Arc::new(spec.clone()), &[1, 2, 3], limits));
+        let draft = sent(&begin(&mut sequence, 4), Role::Draft);
+        let actions = answer(&mut sequence, Role::Draft, &draft, proposal(&draft, drafted));
+        let step = sent(&actions, Role::Target);
+        let (start, token_ids) = (step.start(), ids.to_vec());
+        let span = TokenSpan { start, num_accepted, token_ids, finish, ..TokenSpan::default() };
+        let actions = answer(&mut sequence, Role::Target, &step, ReplyBody::Span(span));
+        let committed = if is_sound { ids } else { &[] };
+        assert_eq!(sequence.ids()[3..], *committed, "{ids:?}, {finish:?}");
+        assert_eq!(actions.contains(&Action::Assign(Role::Target)), !is_sound, "{ids:?}, {finish:?}");
+        let is_over = is_sound && (finish.is_some() || ids.len() == 3);
+        assert_eq!(sequence.is_done(), is_over, "{ids:?}, {finish:?}");
+    }
+}
+
 #[test]
 fn a_target_that_only_says_fed_to_a_verification_is_left() {
     let mut sequence = assigned(sequence(&[1, 2, 3], 100));

@@ -2,11 +2,14 @@
 //! committed ids, their scores and the finish reason equal those of drawing one token at a time. Rows
 //! computed with wrong ancestors must be detected.
 
-use speculation::acceptance::{RawRows, check_draft, guess_candidates, verify};
-use speculation::logits::TokenCounts;
+use speculation::acceptance::{
+    DrawResult, RawRows, check_draft, draw_processed, guess_candidates, has_independent_rows, verify,
+    verify_draws,
+};
+use speculation::logits::{TokenCounts, process, score};
 use speculation::noise::{Noise, Purpose};
 use speculation::tree::{Candidates, MAX_TREE_TOKENS, with_leaves};
-use speculation::{AcceptanceMode, Draft, SequenceSpec, TokenId};
+use speculation::{AcceptanceMode, Draft, SequenceSpec, TokenId, TokenLogprobs};
 
 use crate::exactness::{DRAFT, TARGET, Text, alone, prompt, spec_of};
 
@@ -132,7 +135,28 @@ fn rows(ids: &[TokenId], draft: &Draft, fault: Fault) -> Vec<f32> {
     contexts.iter().flat_map(|context| TARGET.row(&[ids, context].concat())).collect()
 }
 
-/// The text, and the number of ids accepted in total.
+/// What a device draws from each row of a tree, and the scores of the draws if the spec requests them.
+fn device_draws(
+    spec: &SequenceSpec,
+    counts: &TokenCounts,
+    draft: &Draft,
+    rows: &[f32],
+) -> (Vec<DrawResult>, Vec<TokenLogprobs>) {
+    let (mut drawn, mut scores) = (Vec::new(), Vec::new());
+    for (row, raw) in rows.chunks_exact(TARGET.vocab_size).enumerate() {
+        let mut counts = counts.clone();
+        path(draft, row).into_iter().for_each(|id| counts.push(id));
+        let (position, mut logits) = (counts.len(), raw.to_vec());
+        process(&mut logits, spec, &counts, position);
+        let draw = draw_processed(spec, position, &logits);
+        let token_id = draw.token(position).unwrap();
+        scores.extend(spec.logprobs.map(|top_n| score(raw, token_id, top_n)));
+        drawn.push(draw);
+    }
+    (drawn, scores)
+}
+
+/// The text, and the number of ids accepted in total. A device's draws of all rows lead to the same verdicts.
 fn generate(spec: &SequenceSpec, drafter: Drafter, truth: &[TokenId], fault: Fault) -> (Text, u32) {
     let mut ids = prompt(spec);
     let mut counts = TokenCounts::new(spec.prompt_len);
@@ -144,9 +168,12 @@ fn generate(spec: &SequenceSpec, drafter: Drafter, truth: &[TokenId], fault: Fau
         let mut rows = rows(&ids, &draft, fault);
         let before = counts.clone();
         let start = ids.len() as u32;
+        let (drawn, scores) = device_draws(spec, &counts, &draft, &rows);
         let verification =
             verify(spec, &mut counts, start, &draft, RawRows::new(&mut rows, TARGET.vocab_size)).unwrap();
         assert_eq!(counts, before, "counts are restored");
+        assert!(has_independent_rows(spec));
+        assert_eq!(verify_draws(spec, start, &draft, (&drawn, &scores)), Ok(verification.clone()));
         let accepted = &verification.token_ids[..verification.num_accepted as usize];
         assert_eq!(draft.rows_on_path(accepted).len(), accepted.len(), "accepted ids are a path");
         num_accepted += verification.num_accepted;

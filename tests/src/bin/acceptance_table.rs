@@ -108,6 +108,7 @@ async fn main() -> anyhow::Result<()> {
         let rows = tree_shapes::run(&client, &cases, &args.shapes, |row| print(&row.to_markdown())).await?;
         print(&format!("\n{}", facts(&args)?));
         cluster.stop().await;
+        ensure!(rows.iter().all(|row| row.drafted_per_step > 0.0), "a shape drafted nothing");
         ensure!(
             rows.iter().all(|row| row.exact == row.texts),
             "drafting changed a text: see the last column"
@@ -118,6 +119,7 @@ async fn main() -> anyhow::Result<()> {
     let rows = measurement.run(&client, |row| print(&row.to_markdown())).await?;
     print(&format!("\n{}", facts(&args)?));
     cluster.stop().await;
+    ensure!(rows.iter().all(|row| row.acceptance_rate.is_finite()), "a task type drafted nothing");
     ensure!(rows.iter().all(|row| row.exact == row.prompts), "drafting changed a text: see the last column");
     Ok(())
 }
@@ -145,6 +147,7 @@ fn cases(args: &Args) -> anyhow::Result<Vec<(String, Vec<Case>)>> {
             case.num_draft_tokens = args.draft_tokens;
             cases.push(case);
         }
+        ensure!(!cases.is_empty(), "{} holds no prompt", path.display());
         all.push((task_type.to_owned(), cases));
     }
     ensure!(!all.is_empty(), "{} has no TASK_TYPE.jsonl", dir.display());

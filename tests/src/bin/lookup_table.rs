@@ -82,6 +82,7 @@ fn main() -> anyhow::Result<()> {
     );
     for edit in EDITS {
         let samples: Vec<&Sample> = samples.iter().filter(|sample| sample.edit == edit).collect();
+        ensure!(!samples.is_empty(), "no text allows {edit:?}: raise --num-texts");
         for (name, sources) in SOURCES {
             // Without drafts k has no effect.
             let lengths = if sources.is_empty() { &[0] } else { args.draft_tokens.as_slice() };

@@ -34,7 +34,7 @@ use crate::pair::{self, PairText};
 use crate::wait::{holds_within, until};
 use fleet::{Engine, Fleet, FleetSize};
 use footprint::{Footprint, footprints};
-use impact::FaultRecord;
+use impact::{FaultRecord, impacts};
 use logs::FileLogs;
 use plan::{Plan, PlanSize, PlannedFault};
 use streams::{End, ExpectedAnswer, Load, LoadSize, StreamRecord};
@@ -88,6 +88,21 @@ impl ChaosReport {
         leaks.map(|(before, excess)| format!("{}: {}", before.name, excess.join(", "))).collect()
     }
 
+    /// What the run did not measure. Such a run says nothing, even if no stream failed.
+    pub fn unmeasured(&self) -> Vec<String> {
+        let mut unmeasured = Vec::new();
+        if self.num_complete() == 0 {
+            unmeasured.push("no stream was compared to its end".to_owned());
+        }
+        if self.drafted().0 == 0 {
+            unmeasured.push("no drafted token was verified".to_owned());
+        }
+        let impacts = impacts(&self.faults, &self.streams);
+        let idle = impacts.iter().filter(|impact| impact.stalls.is_empty() && impact.with_router == 0);
+        unmeasured.extend(idle.map(|impact| format!("no stream was in flight during {}", impact.kind)));
+        unmeasured
+    }
+
     /// Number of verified drafted tokens, and of the accepted ones.
     pub fn drafted(&self) -> (u64, u64) {
         let of = |count: fn(&StreamRecord) -> u64| self.streams.iter().map(count).sum();
@@ -130,7 +145,7 @@ pub async fn run(
         }
     }
     logs.mark("no more faults");
-    let streams = load.finish().await;
+    let streams = load.finish().await?;
     // After an abort, processes may not answer.
     let after = match &aborted {
         None => idle_footprints(&fleet, settings.idle_within).await?,
@@ -191,7 +206,7 @@ async fn warm_up(
         clients.push(router.client().await?);
     }
     let size = LoadSize { streams: 2 * settings.load.width as u64, ..settings.load };
-    let streams = Load::start(expected_answers.to_vec(), clients, size, lifetime).finish().await;
+    let streams = Load::start(expected_answers.to_vec(), clients, size, lifetime).finish().await?;
     for stream in streams {
         ensure!(stream.end == End::Complete, "{} failed without any fault: {:?}", stream.name, stream.end);
     }
@@ -208,4 +223,50 @@ async fn idle_footprints(fleet: &Fleet, timeout: Duration) -> anyhow::Result<Vec
 async fn wait_for_tokens(load: &Load, tokens: u64) -> anyhow::Result<()> {
     let enough = load.tokens() + tokens;
     until(&format!("{tokens} more tokens reach clients"), async || Ok(load.tokens() >= enough)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::fault::FaultKind;
+    use super::*;
+
+    #[test]
+    fn a_run_without_data_is_no_success() {
+        let start = Instant::now();
+        let after = |ms: u64| start + Duration::from_millis(ms);
+        let stream = |end: End, drafted: u64| StreamRecord {
+            number: 0,
+            name: String::new(),
+            router: 0,
+            opened: start,
+            arrivals: Vec::new(),
+            ended: after(100),
+            end,
+            tokens: 0,
+            drafted,
+            accepted: 0,
+        };
+        let fault = |at: u64| FaultRecord {
+            number: 1,
+            kind: FaultKind::KillTarget,
+            description: String::new(),
+            start: after(at),
+            recovered: after(at + 10),
+            interventions: Vec::new(),
+        };
+        let unmeasured = |faults: Vec<FaultRecord>, streams: Vec<StreamRecord>| {
+            ChaosReport { faults, streams, footprints: Vec::new(), aborted: None }.unmeasured()
+        };
+        let (nothing, undrafted) = ("no stream was compared to its end", "no drafted token was verified");
+        let idle = "no stream was in flight during kill-target";
+        let complete = || stream(End::Complete, 4);
+        assert_eq!(unmeasured(Vec::new(), Vec::new()), [nothing, undrafted]);
+        assert_eq!(unmeasured(vec![fault(50)], vec![complete()]), [""; 0]);
+        assert_eq!(unmeasured(vec![fault(50)], vec![stream(End::Complete, 0)]), [undrafted]);
+        assert_eq!(unmeasured(vec![fault(200)], vec![complete()]), [idle]);
+        // A stream that ended with its router has no stall, but was in flight.
+        assert_eq!(unmeasured(vec![fault(50)], vec![stream(End::RouterDown, 4)]), [nothing]);
+    }
 }

@@ -172,12 +172,13 @@ impl Load {
     }
 
     /// Lets clients stop after the minimum number of streams, waits for them, and returns the records of all
-    /// streams.
-    pub async fn finish(self) -> Vec<StreamRecord> {
+    /// streams. Fails if a client panicked: the record of its stream is missing.
+    pub async fn finish(self) -> anyhow::Result<Vec<StreamRecord>> {
         self.shared.is_finishing.store(true, Ordering::Relaxed);
-        // A client's panic is logged where it happens; the record of its stream is missing.
-        join_all(self.clients).await;
-        std::mem::take(&mut self.shared.state().done)
+        for client in join_all(self.clients).await {
+            client.context("a client panicked")?;
+        }
+        Ok(std::mem::take(&mut self.shared.state().done))
     }
 }
 

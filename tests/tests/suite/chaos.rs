@@ -63,6 +63,8 @@ async fn faults_lose_no_stream_and_change_no_id() -> anyhow::Result<()> {
         interventions.is_empty(),
         "processes did not reconnect without manual restarts: {interventions:?}"
     );
+    ensure!(report.unmeasured().is_empty(), "{:?}", report.unmeasured());
+    ensure!(report.footprints.len() == 4, "footprints of {} processes", report.footprints.len());
     ensure!(report.num_complete() >= 24, "only {} streams were compared", report.num_complete());
     let (drafted, accepted) = report.drafted();
     ensure!(accepted > 100 && accepted < drafted, "{accepted} of {drafted} drafted tokens accepted");
@@ -94,7 +96,7 @@ async fn wrong_ids_and_short_texts_are_detected() -> anyhow::Result<()> {
     let expected_answers = expected_answers
         .map(|(case, expected)| ExpectedAnswer { case: case.clone(), expected: expected.clone() });
     let size = LoadSize { width: 1, streams: 4, stream_timeout: WAIT_TIMEOUT };
-    let records = Load::start(expected_answers.to_vec(), vec![client], size, &lifetime).finish().await;
+    let records = Load::start(expected_answers.to_vec(), vec![client], size, &lifetime).finish().await?;
     let ends: Vec<&End> = records.iter().map(|record| &record.end).collect();
     let short = End::Differs(right.len());
     ensure!(ends[..3] == [&End::Complete, &End::Differs(3), &short], "{ends:?}");

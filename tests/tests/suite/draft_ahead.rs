@@ -55,11 +55,16 @@ async fn losing_a_draft_worker_that_drafts_ahead_changes_no_token() -> anyhow::R
         let mut stream = client.open(&drafted).await?;
         stream.read_tokens(100).await?;
         draft.stop().await;
-        stream.read_tokens(20).await?;
-        let _second = cluster.add(WorkerKind::Target).await?;
-        let _draft = cluster.add(WorkerKind::DraftAhead).await?;
+        stream.read_tokens(120).await?;
+        // Before the other target is there, so that the text cannot end before.
         target.stop().await;
-        stream.rest().await?.check_same(&case.name, &expected)?;
+        let second = cluster.add(WorkerKind::Target).await?;
+        let _draft = cluster.add(WorkerKind::DraftAhead).await?;
+        let got = stream.rest().await?;
+        got.check_same(&case.name, &expected)?;
+        ensure!(got.speculation().draft_tokens > 0, "nothing was drafted");
+        let steps = second.metrics().await?.sum_where("outrider_worker_steps_total", "outcome=\"run\"");
+        ensure!(steps > 0, "the text ended before its target did");
         cluster.stop().await?;
     }
     Ok(())

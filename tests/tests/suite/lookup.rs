@@ -55,6 +55,9 @@ async fn suffix_lookup_changes_no_token() -> anyhow::Result<()> {
         // rarely do.
         let got = cluster.client().await?.ask_all(&cases, 1).await?;
         check_all_same(&cases, (&expected, &got), &format!("with a draft worker: {with_draft_worker}"))?;
+        // Beside a draft worker, its drafts may be worth more.
+        let (drafted, accepted) = looked_up(&cluster, "suffix").await?;
+        ensure!(with_draft_worker || accepted > 0, "none of {drafted} looked up tokens was accepted");
         cluster.stop().await?;
     }
     Ok(())

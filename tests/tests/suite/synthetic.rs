@@ -73,9 +73,12 @@ async fn a_text_continues_at_another_synthetic_target() -> anyhow::Result<()> {
     case.max_tokens = 400;
     let mut stream = cluster.client().await?.open(&case).await?;
     stream.read_tokens(40).await?;
-    let _second = cluster.add(WorkerKind::SyntheticTarget).await?;
+    // Before the other target is there, so that the text cannot end before.
     first.stop().await;
+    let second = cluster.add(WorkerKind::SyntheticTarget).await?;
     check(&case, &stream.rest().await?)?;
+    let steps = second.metrics().await?.sum_where("outrider_worker_steps_total", "outcome=\"run\"");
+    ensure!(steps > 0, "the text ended before its target did");
     cluster.stop().await
 }
 

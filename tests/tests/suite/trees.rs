@@ -71,12 +71,15 @@ async fn losing_the_workers_of_a_tree_changes_no_token() -> anyhow::Result<()> {
         let mut stream = client.open(&tree).await?;
         stream.read_tokens(60).await?;
         draft.stop().await;
-        stream.read_tokens(20).await?;
-        let _second = cluster.add(WorkerKind::Target).await?;
-        let _draft = cluster.add(WorkerKind::Draft).await?;
+        stream.read_tokens(80).await?;
+        // Before the other target is there, so that the text cannot end before.
         target.stop().await;
+        let second = cluster.add(WorkerKind::Target).await?;
+        let _draft = cluster.add(WorkerKind::Draft).await?;
         let got = stream.rest().await?;
         got.check_same(&case.name, &expected)?;
+        let steps = second.metrics().await?.sum_where("outrider_worker_steps_total", "outcome=\"run\"");
+        ensure!(steps > 0, "the text ended before its target did");
         ensure!(totals(std::iter::once(&got)).1 > 0, "nothing was drafted");
         cluster.stop().await?;
     }
@@ -118,12 +121,17 @@ async fn only_coupled_drafts_of_a_model_are_trees() -> anyhow::Result<()> {
         let prompt = PairText::load()?.bundled("code")?.swap_remove(1);
         let mut case = Case::new(format!("{worker:?} in {} mode", mode.as_str()), prompt, 1.0);
         (case.max_tokens, case.ignore_eos, case.acceptance) = (60, true, mode);
-        let got = client.ask(&case.with_tree(3, 20)).await?;
-        let (rounds, drafted, _) = totals(std::iter::once(&got));
-        ensure!(drafted <= 3 * rounds, "{}: {drafted} tokens in {rounds} rounds", case.name);
-        if mode == Coupled {
-            got.check_same(&case.name, &client.ask(&case.with_k(0)).await?)?;
-        }
+        // If other programs use the CPU, drafts are late and rounds plain: then repeat.
+        until("drafts are used", async || {
+            let got = client.ask(&case.with_tree(3, 20)).await?;
+            let (rounds, drafted, _) = totals(std::iter::once(&got));
+            ensure!(drafted <= 3 * rounds, "{}: {drafted} tokens in {rounds} rounds", case.name);
+            if mode == Coupled {
+                got.check_same(&case.name, &client.ask(&case.with_k(0)).await?)?;
+            }
+            Ok(drafted > 0)
+        })
+        .await?;
         cluster.stop().await?;
     }
     Ok(())

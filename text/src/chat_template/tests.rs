@@ -59,6 +59,38 @@ fn expressions_give_what_python_gives() {
 }
 
 #[test]
+fn statements_give_what_jinja_gives() {
+    for (source, expected) in [
+        ("{{ nothing | length }} {{ messages[0].tool_calls | count }} {{ messages | length }}", "0 0 1"),
+        ("{% if messages[0].tool_calls | length > 0 %}calls{% endif %}", ""),
+        (
+            "{% for n in range(9) %}{% if n == 2 %}{% continue %}{% endif %}{% if n == 4 %}{% break %}{% endif %}{{ n }}{% endfor %}",
+            "013",
+        ),
+        (
+            "{% if tools is none %}no tools{% endif %}{{ '' if documents else ', no documents' }}",
+            "no tools, no documents",
+        ),
+    ] {
+        assert_eq!(rendered(source).unwrap(), expected, "{source}");
+    }
+}
+
+#[test]
+fn dates_are_written_as_in_python() {
+    let time = jiff::civil::date(2025, 7, 1).at(17, 5, 9, 0).to_zoned(jiff::tz::TimeZone::UTC).unwrap();
+    for (format, expected) in [
+        ("%d %b %Y", "01 Jul 2025"),
+        ("%A, %B %-d, %Y, %I:%M %p", "Tuesday, July 1, 2025, 05:05 PM"),
+        ("%Y-%m-%dT%H:%M:%S, day %j", "2025-07-01T17:05:09, day 182"),
+        ("%c|%x|%X", "Tue Jul  1 17:05:09 2025|07/01/25|17:05:09"),
+        ("100%% %K %", "100% %K %"),
+    ] {
+        assert_eq!(strftime(format, &time).unwrap(), expected, "{format}");
+    }
+}
+
+#[test]
 fn a_deep_value_is_refused() {
     let source =
         "{% set ns = namespace(x=[]) %}{% for i in range(5000) %}{% set ns.x = [ns.x] %}{% endfor %}";

@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::ensure;
 use clap::{Parser, Subcommand};
 use service::shutdown::TerminationSignals;
 use tests::chaos::fault::FaultKind;
@@ -48,7 +49,8 @@ Examples:
 /// Texts and faults are a function of the seed: the same flags inject the same faults again. A stream is lost
 /// if it ends with an error or stalls for --patience-seconds although a healthy target is running; streams
 /// that end with their own router are counted separately. The exit status is 1 if a stream was lost or
-/// differs, or a process did not come back even after a manual restart, and 0 otherwise.
+/// differs, if a process did not come back even after a manual restart, or if the run compared nothing (no
+/// complete stream, no verified draft, or no stream in flight during a kind of fault), and 0 otherwise.
 #[derive(Debug, Parser)]
 #[command(name = "chaos", after_long_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 struct Args {
@@ -166,6 +168,7 @@ async fn main() -> anyhow::Result<ExitCode> {
         None => {}
     }
     let settings = args.settings();
+    ensure!(!settings.plan.kinds.is_empty(), "no kind of fault is left by --only, --without and --engine");
     let logs = Arc::new(FileLogs::new(args.logs.as_deref())?);
     eprintln!("seed {}, {} faults, at least {} streams", settings.seed, settings.plan.faults, args.streams);
     let mut signals = TerminationSignals::listen();
@@ -181,8 +184,12 @@ async fn main() -> anyhow::Result<ExitCode> {
 }
 
 fn exit_code(report: &ChaosReport, logs: &FileLogs) -> ExitCode {
-    if report.failures().next().is_none() && report.aborted.is_none() {
+    let unmeasured = report.unmeasured();
+    if report.failures().next().is_none() && report.aborted.is_none() && unmeasured.is_empty() {
         return ExitCode::SUCCESS;
+    }
+    for missing in unmeasured {
+        eprintln!("NOT MEASURED: {missing}");
     }
     eprintln!("logs: {}", logs.keep().display());
     ExitCode::FAILURE

@@ -101,6 +101,10 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let memory = [before, peak, resident_mib(router)?];
     cluster.stop().await;
     print(args, (capacity, end), (&answers, memory));
+    let num_broken = answers.iter().filter(|answer| matches!(answer, Answer::Broken)).count();
+    let is_served = |answer: &Answer| matches!(answer, Answer::Served { .. });
+    ensure!(answers.iter().any(is_served), "no request was served under overload: raise --seconds");
+    ensure!(num_broken == 0, "{num_broken} requests were neither served nor rejected");
     Ok(())
 }
 
@@ -218,7 +222,9 @@ fn print(args: &Args, (capacity, end): (f64, Instant), (answers, memory): (&[Ans
     for times in [&mut first_bytes, &mut served, &mut rejections] {
         times.sort();
     }
-    let p99 = |times: &[Duration]| quantile(times, 0.99).unwrap_or_default().as_millis();
+    let p99 = |times: &[Duration]| {
+        quantile(times, 0.99).map_or_else(|| "-".to_owned(), |time| time.as_millis().to_string())
+    };
     let goodput = in_time as f64 / args.seconds as f64;
     println!("| | |\n|---|---|");
     println!("| capacity, requests/s ({} at once) | {capacity:.1} |", args.max_sequences);

@@ -90,6 +90,13 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let after = resident_mib(router)?;
     cluster.stop().await;
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    for (counter, what) in [
+        (&tally.turns, "no turn was compared"),
+        (&tally.drafted, "no drafted token was verified"),
+        (&tally.orders, "no draft worker was drained"),
+    ] {
+        ensure!(count(counter) > 0, "{what}: raise --seconds or --conversations");
+    }
     println!(
         "{} turns in {} conversations for {} s, each requested twice, {} tokens: all ids equal",
         count(&tally.turns),

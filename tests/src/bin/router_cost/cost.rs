@@ -88,6 +88,7 @@ pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> 
         let plain = measure(args, binaries, (streams, 0)).await?;
         let drafted = measure(args, binaries, (streams, 4)).await?;
         let added_tokens = drafted.tokens - plain.tokens;
+        ensure!(added_tokens > 0.0, "drafts added no tokens to the events of {streams} streams");
         costs_per_token.push((
             streams,
             (drafted.router - plain.router) / added_tokens,
@@ -219,6 +220,7 @@ async fn relay_cost_us(cost: &Cost, (streams, k): (usize, u32), seconds: f64) ->
         let (first, before) = (events_written().await?, CpuSnapshot::at(relay.pid()?)?);
         tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
         let (after, last) = (CpuSnapshot::at(relay.pid()?)?, events_written().await?);
+        ensure!(last > first, "the relay wrote no event within the window: raise --seconds");
         anyhow::Ok(before.usage_until(&after).cpu * 1e6 / (last - first))
     };
     let micros = tokio::select! {
@@ -239,18 +241,16 @@ async fn window(cluster: &ProcessCluster, streams: u64, seconds: f64) -> anyhow:
     })
     .await?;
     let target = worker_url(cluster, "target")?;
-    let forwards = async || anyhow::Ok(Page::scrape(&target).await?.total("outrider_worker_forwards_total"));
-    let (forwards_before, before, first) =
-        (forwards().await?, Page::scrape(&url).await?, CpuSnapshot::at(router)?);
+    let (target_before, before, first) =
+        (Page::scrape(&target).await?, Page::scrape(&url).await?, CpuSnapshot::at(router)?);
     tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
-    let (last, after, forwards_after) =
-        (CpuSnapshot::at(router)?, Page::scrape(&url).await?, forwards().await?);
+    let (last, after, target_after) =
+        (CpuSnapshot::at(router)?, Page::scrape(&url).await?, Page::scrape(&target).await?);
     ensure!(after.sum("vllm:num_requests_running") == streams, "streams ended before the window did");
-    let increase = |name: &str| after.total(name) - before.total(name);
     Ok(Cost {
-        events: increase("vllm:inter_token_latency_seconds_count"),
-        tokens: increase("vllm:generation_tokens_total"),
-        forwards: forwards_after - forwards_before,
+        events: after.increase(&before, "vllm:inter_token_latency_seconds_count")?,
+        tokens: after.increase(&before, "vllm:generation_tokens_total")?,
+        forwards: target_after.increase(&target_before, "outrider_worker_forwards_total")?,
         usage: first.usage_until(&last),
     })
 }

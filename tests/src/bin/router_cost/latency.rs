@@ -148,16 +148,16 @@ async fn window(cluster: &ProcessCluster, sequences: u64, seconds: f64) -> anyho
     let (first, before) = (WorkerCounters::read(cluster).await?, CpuSnapshot::at(router)?);
     tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
     let (last, after) = (WorkerCounters::read(cluster).await?, CpuSnapshot::at(router)?);
-    let draft = |name: &str| last.draft.total(name) - first.draft.total(name);
-    let target = |name: &str| last.target.total(name) - first.target.total(name);
-    let rounds = target("outrider_worker_forwards_total");
+    let draft = |name: &str| last.draft.increase(&first.draft, name);
+    let target = |name: &str| last.target.increase(&first.target, name);
+    let rounds = target("outrider_worker_forwards_total")?;
     let us_per_round = |seconds: f64| seconds * 1e6 / rounds;
     Ok(Rounds {
         wall_us: us_per_round((last.at - first.at).as_secs_f64()),
-        draft_us: us_per_round(draft("outrider_worker_forward_seconds_sum")),
-        verify_us: us_per_round(target("outrider_worker_forward_seconds_sum")),
-        draft_forwards: draft("outrider_worker_forwards_total") / rounds,
-        rows: target("outrider_worker_rows_total") / rounds,
+        draft_us: us_per_round(draft("outrider_worker_forward_seconds_sum")?),
+        verify_us: us_per_round(target("outrider_worker_forward_seconds_sum")?),
+        draft_forwards: draft("outrider_worker_forwards_total")? / rounds,
+        rows: target("outrider_worker_rows_total")? / rounds,
         busy: before.usage_until(&after).busy,
     })
 }

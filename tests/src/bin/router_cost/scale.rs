@@ -185,6 +185,7 @@ async fn watch(router: u32, end: Instant) -> anyhow::Result<Vec<f64>> {
 }
 
 fn merge(stats: Vec<anyhow::Result<(u8, ClientStats)>>) -> anyhow::Result<BTreeMap<u8, ClientStats>> {
+    ensure!(!stats.is_empty(), "no client sent requests: raise --sequences");
     let mut by_priority: BTreeMap<u8, ClientStats> = BTreeMap::new();
     for result in stats {
         let (priority, stats) = result?;
@@ -192,6 +193,9 @@ fn merge(stats: Vec<anyhow::Result<(u8, ClientStats)>>) -> anyhow::Result<BTreeM
         all.answers += stats.answers;
         all.tokens += stats.tokens;
         all.worst_first_token = all.worst_first_token.max(stats.worst_first_token);
+    }
+    for (priority, stats) in &by_priority {
+        ensure!(stats.answers > 0, "no request of priority {priority} was answered: raise --seconds");
     }
     Ok(by_priority)
 }
@@ -214,15 +218,15 @@ fn print(
     println!("|---|---|---|---|---|---|");
     let longest_ms = |waits: &str, priority: u8| {
         let all = report.0[waits].as_array().map(Vec::as_slice).unwrap_or_default();
-        all.iter()
-            .find(|wait| wait["priority"] == priority)
-            .map_or(0, |wait| wait["worst_ms"].as_u64().unwrap_or(0))
+        let wait = all.iter().find(|wait| wait["priority"] == priority);
+        wait.and_then(|wait| wait["worst_ms"].as_u64())
+            .with_context(|| format!("the router reports no {waits} of priority {priority}"))
     };
     for (priority, ClientStats { answers, tokens, worst_first_token }) in stats {
         println!(
             "| {priority} | {answers} | {tokens} | {} | {} | {} |",
-            longest_ms("admission_waits", *priority),
-            longest_ms("target_waits", *priority),
+            longest_ms("admission_waits", *priority)?,
+            longest_ms("target_waits", *priority)?,
             worst_first_token.as_millis()
         );
     }

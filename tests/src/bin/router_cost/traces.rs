@@ -5,6 +5,7 @@
 //! end, and the three settings alternate. A sink in this process receives the spans and discards them, so
 //! that the receiving side costs only the counting.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,8 +54,8 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 128)]
     max_tokens: u32,
     /// Windows per setting
-    #[arg(long, default_value_t = 3)]
-    turns: usize,
+    #[arg(long, default_value = "3")]
+    turns: NonZeroUsize,
 }
 
 /// Results of one window.
@@ -73,7 +74,8 @@ pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> 
     );
     println!("|---|---|---|---|---|---|");
     let mut sums = [(0.0, 0.0); SETTINGS.len()];
-    for _ in 0..args.turns {
+    let turns = args.turns.get();
+    for _ in 0..turns {
         for (setting, sum) in SETTINGS.iter().zip(&mut sums) {
             let Window { tokens, spans, router, all, busy } = measure(args, binaries, *setting).await?;
             println!(
@@ -81,7 +83,7 @@ pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> 
                 setting.unwrap_or("no exporter"),
                 spans as f64 / tokens
             );
-            *sum = (sum.0 + router / args.turns as f64, sum.1 + all / args.turns as f64);
+            *sum = (sum.0 + router / turns as f64, sum.1 + all / turns as f64);
         }
     }
     let [off, ..] = sums;
@@ -120,7 +122,13 @@ async fn measure(args: &Args, binaries: &Binaries, sampled: Option<&str>) -> any
     ensure!(failure.is_none(), "a request failed: {failure:?}");
     let page = Page::scrape(&cluster.admin_url("router")?).await?;
     let tokens = page.total("vllm:generation_tokens_total");
+    ensure!(tokens > 0.0, "no token was generated: raise --requests");
     cluster.stop().await;
+    let spans = sink.spans.load(Ordering::Relaxed);
+    match sampled {
+        Some(share) => ensure!(spans > 0, "no span arrived with {share} of the requests: raise --requests"),
+        None => ensure!(spans == 0, "{spans} spans arrived without an exporter"),
+    }
     let usages: Vec<_> = before
         .iter()
         .zip(&after)
@@ -129,7 +137,7 @@ async fn measure(args: &Args, binaries: &Binaries, sampled: Option<&str>) -> any
     let micros = |cpu: f64| cpu * 1e6 / tokens;
     Ok(Window {
         tokens,
-        spans: sink.spans.load(Ordering::Relaxed),
+        spans,
         router: micros(usages.iter().filter(|(name, _)| *name == "router").map(|(_, span)| span.cpu).sum()),
         all: micros(usages.iter().map(|(_, span)| span.cpu).sum()),
         busy: usages[0].1.busy,
