@@ -8,16 +8,21 @@ use crate::smoothing::EWMA_WINDOW;
 pub struct PromptTime {
     share: f64,
     added_us: f64,
+    rounds_us: f64,
     forwards: u64,
 }
 
 impl PromptTime {
-    /// Records the microseconds that prompts added to a forward; `None`: it had no prompts.
-    pub fn observe(&mut self, added_us: Option<f64>) {
+    /// Records a forward: the microseconds that rows of rounds take in it, and those that prompts added;
+    /// `None`: it had no prompts.
+    pub fn observe(&mut self, rounds_us: f64, added_us: Option<f64>) {
         self.forwards += u64::from(added_us.is_some());
         let (share, added_us) = added_us.map_or((0.0, 0.0), |added_us| (1.0, added_us.max(0.0)));
-        self.share += (share - self.share) / EWMA_WINDOW;
-        self.added_us += (added_us - self.added_us) / EWMA_WINDOW;
+        for (mean, value) in
+            [(&mut self.share, share), (&mut self.added_us, added_us), (&mut self.rounds_us, rounds_us)]
+        {
+            *mean += (value - *mean) / EWMA_WINDOW;
+        }
     }
 
     /// Records a forward of prompts alone. It adds nothing to the time of other rows, but rounds may have
@@ -36,9 +41,10 @@ impl PromptTime {
         self.share
     }
 
-    /// Mean microseconds that prompts add to a forward, over all forwards.
-    pub fn added_us(&self) -> f64 {
-        self.added_us
+    /// Time of forwards over the time that rows of rounds take in them, 1 or more. Prompts take time of the
+    /// target at the rate at which they arrive, however many forwards it runs meanwhile.
+    pub fn stretch(&self) -> f64 {
+        if self.rounds_us > 0.0 { 1.0 + self.added_us / self.rounds_us } else { 1.0 }
     }
 
     /// Mean microseconds that prompts add to a forward with prompts.
@@ -54,15 +60,19 @@ mod tests {
     #[test]
     fn a_quarter_of_the_forwards_hold_a_prompt_that_takes_eight_milliseconds() {
         let mut prompts = PromptTime::default();
-        assert_eq!(prompts.added_where_present_us(), 0.0, "no prompt was observed");
+        assert_eq!(
+            (prompts.added_where_present_us(), prompts.stretch()),
+            (0.0, 1.0),
+            "no forward was observed"
+        );
         for forward in 0..4_000 {
-            prompts.observe((forward % 4 == 0).then_some(8_000.0));
+            prompts.observe(10_000.0, (forward % 4 == 0).then_some(8_000.0));
         }
         assert_eq!(prompts.forwards(), 1_000);
         assert!((prompts.share() - 0.25).abs() < 0.01, "{}", prompts.share());
-        assert!((prompts.added_us() - 2_000.0).abs() < 80.0, "{}", prompts.added_us());
+        assert!((prompts.stretch() - 1.2).abs() < 0.01, "{}", prompts.stretch());
         assert!((prompts.added_where_present_us() - 8_000.0).abs() < 1.0);
-        let means = |prompts: &PromptTime| (prompts.share(), prompts.added_us());
+        let means = |prompts: &PromptTime| (prompts.share(), prompts.stretch());
         let before = means(&prompts);
         prompts.observe_alone();
         assert_eq!((prompts.forwards(), means(&prompts)), (1_001, before));

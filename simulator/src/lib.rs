@@ -81,7 +81,8 @@ impl<'a> Simulation<'a> {
     fn new(setup: &'a Setup<'a>, experiment: &Experiment, is_recorded: bool) -> Self {
         let profile = Arc::new(setup.profile.clone());
         let worker_setup = WorkerSetup {
-            has_cached_prompts: matches!(setup.traffic, Traffic::Closed { .. }),
+            has_cached_prompts: matches!(setup.traffic, Traffic::Closed { .. })
+                && !experiment.computes_prompts,
             experiment: *experiment,
         };
         let roles = std::iter::repeat_n(Role::Target, profile.target.workers as usize)

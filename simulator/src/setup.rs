@@ -55,8 +55,8 @@ pub const ENDLESS: u32 = 1 << 30;
 #[derive(Debug, Clone, PartialEq)]
 pub enum Traffic {
     /// A fixed number of clients, each of which sends its next request as soon as the last one is complete.
-    /// The KV of prompts is in the prefix caches. The run's time begins when every client has its first
-    /// token.
+    /// The KV of prompts is in the prefix caches, unless [`Experiment::computes_prompts`]. The run's time
+    /// begins when every client has its first token.
     Closed {
         /// Number of clients.
         sequences: u32,
@@ -97,6 +97,8 @@ pub struct Experiment {
     pub reports_agreement: bool,
     /// Whether targets verify token trees.
     pub supports_trees: bool,
+    /// Whether prompts of closed traffic are computed.
+    pub computes_prompts: bool,
     /// Ratio of reported to true step times, for targets and drafts.
     pub reported_over_true: (f64, f64),
 }
@@ -124,6 +126,7 @@ impl Default for Experiment {
             groups: GroupRules::default(),
             reports_agreement: true,
             supports_trees: false,
+            computes_prompts: false,
             reported_over_true: (1.0, 1.0),
         }
     }

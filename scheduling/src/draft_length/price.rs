@@ -13,8 +13,8 @@ const ITERATIONS: u32 = 3;
 /// its end.
 const MEAN_REMAINDER: f64 = 0.5;
 
-/// A draft that returns later than this share of a forward after a forward began has missed it. Before that
-/// it may still catch it, because forward times vary.
+/// A draft that returns later than this share of a forward after the second or a later forward began has
+/// missed it. Before that it may still catch it, because forward times vary.
 const MISSED_SHARE: f64 = 0.2;
 
 /// Price of a round.
@@ -102,9 +102,9 @@ impl RoundPricer<'_> {
     }
 
     /// Time of a forward with this number of the lane's sequences. Every forward also has the rows of other
-    /// lanes, whose rounds are independent, and prompts.
+    /// lanes, whose rounds are independent, and is stretched by prompts.
     fn forward_us(&self, sequences: f64, rows_each: f64) -> f64 {
-        self.target.forward_us(self.forward(sequences, rows_each)) + self.prompts.added_us()
+        self.target.forward_us(self.forward(sequences, rows_each)) * self.prompts.stretch()
     }
 
     /// Time that this number of the lane's sequences adds to a forward of the other lanes.
@@ -219,17 +219,17 @@ impl RoundPricer<'_> {
     /// Forwards with prompts take longer.
     fn forwards_missed(&self, away_us: f64, interval_us: f64) -> f64 {
         let prompts = &self.prompts;
-        let bare_us = interval_us - prompts.added_us();
+        let bare_us = interval_us / prompts.stretch();
         let long_us = bare_us + prompts.added_where_present_us();
         let share = prompts.share();
         (1.0 - share) * forwards_begun(away_us / bare_us) + share * forwards_begun(away_us / long_us)
     }
 }
 
-/// Number of consecutive forwards that begin within `time`, in forward times. A draft that is slightly late
-/// may still catch the last.
+/// Number of consecutive forwards that begin within `time`, in forward times; the first begins at once. A
+/// draft that is slightly late may still catch a later one.
 fn forwards_begun(time: f64) -> f64 {
-    time.floor() + (time.fract() / MISSED_SHARE).min(1.0)
+    (time.floor() + (time.fract() / MISSED_SHARE).min(1.0)).max(1.0)
 }
 
 #[cfg(test)]
@@ -335,9 +335,9 @@ mod tests {
     }
 
     #[test]
-    fn a_draft_much_shorter_than_a_forward_misses_little_of_one() {
+    fn a_draft_misses_the_forward_that_begins_at_once_however_short_it_is() {
         let rounds = [200_000, 10_000].map(|micros| round_us(&load(8, 8), &flat(micros), 1).round());
-        assert_eq!(rounds, [220_000.0, 20_000.0], "a draft of 1/50 forward misses 1/10 of one");
+        assert_eq!(rounds, [400_000.0, 20_000.0]);
     }
 
     #[test]
@@ -351,14 +351,32 @@ mod tests {
 
     #[test]
     fn a_draft_that_comes_back_just_late_may_catch_the_forward() {
-        assert_eq!([0.0, 0.5, 1.0, 1.125, 1.5, 2.0].map(forwards_begun), [0.0, 1.0, 1.0, 1.625, 2.0, 2.0]);
+        assert_eq!([0.1, 0.5, 1.0, 1.125, 1.5, 2.0].map(forwards_begun), [1.0, 1.0, 1.0, 1.625, 2.0, 2.0]);
+    }
+
+    #[test]
+    fn prompts_do_not_make_drafted_rows_cheaper() {
+        let points = [(8, 10_000), (16, 15_000)];
+        let points = points.map(|(rows, micros)| StepTimePoint { rows, kv_tokens: 0, micros });
+        let mut target = WorkerCost::new(StepTimes::new(&points));
+        (0..5).for_each(|_| target.observe_wire(Duration::ZERO, Duration::ZERO));
+        let verify_us = |target: &WorkerCost| {
+            let (load, draft) = (load(0, 0), flat(0));
+            let prices =
+                RoundPricer { load: &load, groups_max: 1, prompts: target.prompts, target, draft: &draft };
+            [0, 1].map(|k| prices.round(k, f64::from(k + 1)).verify_us.round())
+        };
+        assert_eq!(verify_us(&target), [10_000.0, 15_000.0]);
+        // Prompts take as long as rows of rounds.
+        (0..1_000).for_each(|_| target.prompts.observe(10_000.0, Some(10_000.0)));
+        assert_eq!(verify_us(&target), [20_000.0, 30_000.0]);
     }
 
     #[test]
     fn prompts_make_forwards_longer_and_fewer_of_them_are_missed() {
         let mut target = flat(10_000);
         for _ in 0..1_000 {
-            target.prompts.observe(Some(8_000.0));
+            target.prompts.observe(10_000.0, Some(8_000.0));
         }
         let rounds = [0, 3, 4].map(|k| round_us(&load(8, 8), &target, k).round());
         assert_eq!(rounds, [18_000.0, 36_000.0, 36_000.0]);

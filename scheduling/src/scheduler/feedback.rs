@@ -23,10 +23,10 @@ impl SchedulerState {
         let forward = ForwardShape::measured(round_rows, timing.sequences, timing.kv_tokens);
         if timing.prefill_rows == 0 {
             worker.cost.observe_forward(forward, timing.compute);
-            worker.cost.prompts.observe(None);
+            worker.cost.prompts.observe(micros(timing.compute), None);
         } else {
-            let added_us = micros(timing.compute) - worker.cost.forward_us(forward);
-            worker.cost.prompts.observe(Some(added_us));
+            let rounds_us = worker.cost.forward_us(forward);
+            worker.cost.prompts.observe(rounds_us, Some(micros(timing.compute) - rounds_us));
         }
     }
 
