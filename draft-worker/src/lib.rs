@@ -88,6 +88,7 @@ fn ngram(config: &DraftConfig) -> LoadedWorker<ngram::NgramExecutor> {
         is_shadow: config.is_shadow,
         ballast_parameters: 0,
         step_times: Vec::new(),
+        batch_times: Vec::new(),
         cpu: None,
     };
     LoadedWorker {

@@ -77,6 +77,14 @@ impl BlockManager {
         slot
     }
 
+    /// Opens a sequence of `len` tokens whose KV nobody writes. Nothing that it holds is ever published. The
+    /// caller has checked that there are enough blocks.
+    pub(crate) fn open_unwritten(&mut self, len: u32) -> SlotId {
+        let slot = self.open();
+        self.extend(slot, len);
+        slot
+    }
+
     /// Opens a sequence with the first `len` tokens of another one. Both share the blocks; a shared tail is
     /// copied before it is written. Returns `None` if the other slot is not open or has fewer tokens.
     pub(crate) fn fork(&mut self, slot: SlotId, len: u32) -> Option<SlotId> {

@@ -12,7 +12,7 @@ use cpu_kernels::{BLOCK_SIZE, KvSlot, StageTimes, TokenCopy};
 use speculation::SequenceSpec;
 use speculation::acceptance::has_independent_rows;
 
-use crate::block_manager::{BlockManager, PrefixMatch};
+use crate::block_manager::{BlockManager, PrefixMatch, blocks_for};
 use crate::draws::{DrawPlan, DrawRequest, ForwardOutput, RankOutput};
 use crate::forward_batch::{ReservedRows, TreePart};
 use crate::options::{EngineInfo, EngineStats, SequenceRows, SlotId, TreeRows};
@@ -47,6 +47,18 @@ impl Engine {
     /// Opens an empty sequence.
     pub fn open(&mut self) -> SlotId {
         self.blocks.open()
+    }
+
+    /// Opens a sequence of `len` tokens without running them, to measure forwards behind a long context: its
+    /// KV is whatever its blocks contain, so the logits of its rows are meaningless. No other sequence ever
+    /// finds this KV. Fails if there are not enough free blocks, or `len` exceeds the longest sequence.
+    pub fn open_unwritten(&mut self, len: u32) -> Result<SlotId, EngineError> {
+        let max = self.info.max_model_len;
+        if len > max {
+            return Err(EngineError::TooLong { len: len.into(), max });
+        }
+        self.runner.grow_kv(self.blocks.high_water_mark_after(blocks_for(len) as u64)?)?;
+        Ok(self.blocks.open_unwritten(len))
     }
 
     /// Opens a sequence that starts with the first `len` tokens of another sequence and shares their KV.

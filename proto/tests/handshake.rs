@@ -32,6 +32,7 @@ fn worker_hello() -> v1::WorkerHello {
         max_tree_tokens: 0,
         shadow: false,
         cpu: None,
+        batch_times: Vec::new(),
     }
 }
 
@@ -69,6 +70,19 @@ fn hellos_encode_to_the_recorded_bytes() {
     };
     let frame = v1::RouterFrame { hello: Some(hello), ..v1::RouterFrame::default() };
     assert_eq!(frame.encode_to_vec(), ROUTER);
+}
+
+/// The first build has no field for batches. If it took them for points of one sequence, its step times would
+/// be wrong.
+#[test]
+fn batches_are_not_among_the_step_times_of_one_sequence() {
+    let batch = v1::BatchTimePoint { sequences: 32, rows: 160, kv_tokens: 8_192, micros: 37_000 };
+    let hello = v1::WorkerHello { batch_times: vec![batch], ..worker_hello() };
+    let bytes = hello.encode_to_vec();
+    let known = worker_hello().encode_to_vec();
+    let added = bytes.strip_prefix(known.as_slice()).unwrap();
+    assert_eq!(added[..2], [0xaa, 0x01], "field 21, length-delimited: unknown to the first build");
+    assert_eq!(v1::WorkerHello::decode(bytes.as_slice()).unwrap(), hello);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! network delay. Second part of the choice of k ([`crate::acceptance_by_position`], cost,
 //! [`crate::draft_length`]). Reads no clock: durations are passed in.
 
+mod kv_cost;
 mod residuals;
 mod step_times;
 
@@ -11,7 +12,7 @@ use crate::drafted_ahead::DraftedAhead;
 use crate::prompt_time::PromptTime;
 use crate::smoothing::{EWMA_WINDOW, LONG_EWMA_WINDOW};
 use residuals::{ROWS_CLASSES, Residuals, rows_class};
-pub use step_times::{ForwardShape, PROFILED_ROWS, StepTimePoint, StepTimes};
+pub use step_times::{BatchTimePoint, ForwardShape, PROFILED_ROWS, StepTimePoint, StepTimes};
 
 /// Maximum of a number of KV blocks, KV tokens or microseconds (71 minutes) that a worker may report; larger
 /// numbers are clamped, so that no arithmetic on them overflows.

@@ -241,12 +241,15 @@ fn huge_timing() -> v1::StepTiming {
 
 fn huge_hello(hello: v1::WorkerHello) -> v1::WorkerHello {
     let point = |kv_tokens, micros| v1::StepTimePoint { rows: 1, kv_tokens, micros };
+    let batch =
+        |sequences, rows| v1::BatchTimePoint { sequences, rows, kv_tokens: u64::MAX, micros: u64::MAX };
     v1::WorkerHello {
         max_draft_tokens: u32::MAX,
         max_model_len: u32::MAX,
         kv_blocks: u64::MAX,
         kv_block_size: 0,
         step_times: vec![point(0, 1), point(1, u64::MAX)],
+        batch_times: vec![batch(0, 0), batch(1, 1), batch(u32::MAX, 1), batch(u32::MAX, u32::MAX)],
         cpu: Some(v1::CpuShare { host_id: String::new(), cores: vec![0, u32::MAX], threads: u32::MAX }),
         ..hello
     }

@@ -86,7 +86,7 @@ pub struct WorkerFlags {
     /// Maximum rows in one forward pass
     #[arg(long, value_name = "ROWS")]
     pub max_batch_rows: Option<usize>,
-    /// Measure forward times at start, for about a second, so that routers can choose draft lengths
+    /// Measure forward times at start, for one to two seconds, so that routers can choose draft lengths
     #[arg(long, value_name = "true|false")]
     pub profile_steps: Option<bool>,
     /// Address that routers connect to

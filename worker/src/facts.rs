@@ -2,6 +2,7 @@
 
 use proto::version::PROTOCOL_VERSIONS;
 use proto::{SAMPLING_SCHEME, v1};
+use scheduling::cost::{BatchTimePoint, StepTimePoint};
 use speculation::Role;
 use speculation::step::MAX_DRAFT_TOKENS;
 
@@ -37,7 +38,9 @@ pub struct WorkerFacts {
     /// Ballast parameters in the model; 0 except in demonstrations and benchmarks.
     pub ballast_parameters: u64,
     /// Forward times; empty if not profiled, or if steps are nearly free (n-gram).
-    pub step_times: Vec<v1::StepTimePoint>,
+    pub step_times: Vec<StepTimePoint>,
+    /// Forward times of several sequences; empty if not profiled.
+    pub batch_times: Vec<BatchTimePoint>,
     /// The CPU cores that the worker computes on, if any.
     pub cpu: Option<v1::CpuShare>,
 }
@@ -66,10 +69,21 @@ impl WorkerFacts {
             max_model_len: self.max_model_len,
             eos_token_ids: self.eos_token_ids.clone(),
             assets: assets.map(Assets::list).unwrap_or_default(),
-            step_times: self.step_times.clone(),
+            step_times: self.step_times.iter().map(step_time_to_wire).collect(),
             max_tree_tokens: self.max_tree_tokens,
             shadow: self.is_shadow,
             cpu: self.cpu.clone(),
+            batch_times: self.batch_times.iter().map(batch_time_to_wire).collect(),
         }
     }
+}
+
+fn step_time_to_wire(point: &StepTimePoint) -> v1::StepTimePoint {
+    let StepTimePoint { rows, kv_tokens, micros } = *point;
+    v1::StepTimePoint { rows, kv_tokens, micros }
+}
+
+fn batch_time_to_wire(point: &BatchTimePoint) -> v1::BatchTimePoint {
+    let BatchTimePoint { sequences, rows, kv_tokens, micros } = *point;
+    v1::BatchTimePoint { sequences, rows, kv_tokens, micros }
 }

@@ -1,21 +1,28 @@
-//! Measures forward times at the worker's start, for several numbers of rows and two context lengths. Routers
-//! use the table to choose k and the worker uses it to form batches. Profiling runs before the worker has a
-//! port, leaves the engine as it found it, and has a time budget. Sizes that would not fit are skipped. A
-//! long context that takes too long to fill is measured at the length reached, or not at all; readers
-//! extrapolate. The row counts of short drafts are always measured: otherwise a router would treat the rows
-//! of a slow target as free. Rows are drawn on the device where serving draws them there: copies of logits,
-//! which serving does not make, would count as compute time.
+//! Measures forward times at the worker's start, for several numbers of rows and two context lengths of one
+//! sequence, and on GPUs for batches of several sequences. Routers use the table to choose k and the worker
+//! uses it to form batches. Profiling runs before the worker has a port, leaves the engine as it found it,
+//! and has a time budget. Sizes that would not fit are skipped. A long context that takes too long to fill is
+//! measured at the length reached, or not at all; readers extrapolate. The row counts of short drafts are
+//! always measured: otherwise a router would treat the rows of a slow target as free. Rows are drawn on the
+//! device where serving draws them there: copies of logits, which serving does not make, would count as
+//! compute time.
+
+mod batches;
 
 use std::time::{Duration, Instant};
 
 use engine::{DrawRequest, Engine, EngineError, SequenceRows, SlotId};
-use proto::v1::StepTimePoint;
-use scheduling::cost::PROFILED_ROWS;
-use scheduling::profile::PROFILED_CONTEXTS;
+use scheduling::cost::{BatchTimePoint, PROFILED_ROWS, StepTimePoint};
+use scheduling::profile::{PROFILED_BATCHES, PROFILED_CONTEXTS};
 use speculation::{SequenceSpec, TokenId};
 
-/// Time budget of all measurements.
+use self::batches::profile_batches;
+
+/// Time budget of all measurements of one sequence.
 const BUDGET: Duration = Duration::from_millis(900);
+
+/// Time budget of all measurements of several sequences, in addition.
+const BATCH_BUDGET: Duration = Duration::from_millis(600);
 
 /// Row counts up to this one are measured at the first context at least once, even if the budget is spent:
 /// those of a few sequences with short drafts.
@@ -31,9 +38,24 @@ const FILL_ROWS: u32 = 128;
 /// the same cores, only make them longer.
 const RUNS: usize = 3;
 
+/// Measured forward times.
+#[derive(Debug, Clone, Default)]
+pub struct StepProfile {
+    /// Of one sequence.
+    pub step_times: Vec<StepTimePoint>,
+    /// Of several sequences; empty on CPUs.
+    pub batch_times: Vec<BatchTimePoint>,
+}
+
 /// Profiles `engine`; returns fewer points if the budget or the KV does not allow more.
-pub fn profile(engine: &mut Engine) -> Vec<StepTimePoint> {
-    profile_within(engine, BUDGET)
+pub fn profile(engine: &mut Engine) -> StepProfile {
+    let step_times = profile_within(engine, BUDGET);
+    let batch_times = if engine.draws(&SequenceSpec::default()) {
+        profile_batches(engine, &step_times, &PROFILED_BATCHES, BATCH_BUDGET)
+    } else {
+        Vec::new()
+    };
+    StepProfile { step_times, batch_times }
 }
 
 fn profile_within(engine: &mut Engine, budget: Duration) -> Vec<StepTimePoint> {
@@ -87,7 +109,7 @@ fn profile_context(
         return Ok(points);
     }
     // The first forward of a shape touches memory for the first time: not measured.
-    forward(engine, slot, 1, 1)?;
+    forward(engine, &[slot], 1, 1)?;
     let mut last: Option<(u32, Duration)> = None;
     for rows in PROFILED_ROWS.into_iter().filter(|rows| context + rows <= longest) {
         // Assume at most the cost per row of the previous size.
@@ -101,7 +123,7 @@ fn profile_context(
         for _ in 0..if fits { RUNS } else { 1 } {
             engine.truncate(slot, context);
             let run = Instant::now();
-            forward(engine, slot, rows, rows)?;
+            forward(engine, &[slot], rows, rows)?;
             took = took.min(run.elapsed());
         }
         last = Some((rows, took));
@@ -123,27 +145,28 @@ fn fill(engine: &mut Engine, slot: SlotId, context: u32, budget: Duration) -> Re
     let mut filled = 0;
     while filled < context && (filled == 0 || began.elapsed() < budget) {
         let rows = FILL_ROWS.min(context - filled);
-        forward(engine, slot, rows, 1)?;
+        forward(engine, &[slot], rows, 1)?;
         filled += rows;
     }
     Ok(filled)
 }
 
-/// Appends `rows` ids to the sequence and decides on the last `num_logits`, at least one: draws them if the
-/// device can, and reads their logits otherwise. The ids do not affect the time.
-fn forward(engine: &mut Engine, slot: SlotId, rows: u32, num_logits: u32) -> Result<(), EngineError> {
+/// Appends `rows` ids to each of some sequences of equal length and decides on the last `num_logits`, at
+/// least one: draws them if the device can, and reads their logits otherwise. The ids do not affect the time.
+fn forward(engine: &mut Engine, slots: &[SlotId], rows: u32, num_logits: u32) -> Result<(), EngineError> {
     let vocab_size = engine.info().vocab_size;
-    let len = engine.len(slot) as usize;
-    // All ids of the sequence afterwards; the device looks only at how many precede a row.
+    let len = slots.first().map_or(0, |slot| engine.len(*slot)) as usize;
+    // All ids of a sequence afterwards; the device looks only at how many precede a row.
     let ids: Vec<TokenId> = (0..len as u32 + rows).map(|id| id % vocab_size).collect();
-    let batch = [SequenceRows { slot, token_ids: &ids[len..], num_logits: num_logits as usize }];
+    let rows_of =
+        |&slot: &SlotId| SequenceRows { slot, token_ids: &ids[len..], num_logits: num_logits as usize };
+    let batch: Vec<SequenceRows<'_>> = slots.iter().map(rows_of).collect();
     let spec = SequenceSpec { max_len: u32::MAX, ..SequenceSpec::default() };
     let (prefix, suffix) = ids.split_at(ids.len() - (num_logits as usize - 1));
     let (logprobs, prompt, candidate_rows) = (None, None, 0);
     let request = DrawRequest { spec: &spec, prefix, suffix, vocab_size, logprobs, prompt, candidate_rows };
-    let requests = [Some(request)];
-    let draws = engine.draws(&spec);
-    engine.forward_and_draw(&batch, if draws { &requests } else { &[] }).map(drop)
+    let requests = if engine.draws(&spec) { vec![Some(request); slots.len()] } else { Vec::new() };
+    engine.forward_and_draw(&batch, &requests).map(drop)
 }
 
 #[cfg(test)]
@@ -195,6 +218,47 @@ mod tests {
         let rows = points.iter().map(|point| u64::from(point.rows)).sum::<u64>() + 2;
         println!("{bytes} bytes for {rows} rows");
         assert!(rows > 70 && (4 * rows..=16 * rows).contains(&bytes), "{bytes} bytes for {rows} rows");
+    }
+
+    /// Profiles batches with time enough: (sequences, rows, tokens of each).
+    fn batches(engine: &mut Engine, batches: &[(u32, u32)]) -> Vec<(u32, u32, u64)> {
+        let step_times = [1, 16].map(|rows| StepTimePoint { rows, kv_tokens: 16, micros: 1 });
+        let before = engine.free_blocks();
+        let points = profile_batches(engine, &step_times, batches, Duration::from_secs(600));
+        assert_eq!(engine.free_blocks(), before, "the engine is left as it was");
+        assert_eq!(engine.stats().cached_blocks, 0, "nobody finds KV that was never computed");
+        assert!(points.iter().all(|point| point.micros > 0), "{points:?}");
+        points.iter().map(|point| (point.sequences, point.rows, point.kv_tokens)).collect()
+    }
+
+    #[test]
+    fn batches_are_measured_where_kv_and_rows_allow_it() {
+        let mut engine = Engine::load(&options(WeightFormat::AsStored)).unwrap();
+        let (window, blocks) = (engine.info().max_model_len, engine.info().kv_blocks as u32);
+        let wanted = [(2, 100), (3, window), (3, 2 * window), (blocks, 20), (4, 40)];
+        let longest = u64::from(window) - 5;
+        let expected = [(2, 2, 100), (2, 10, 100), (3, 3, longest), (3, 15, longest), (4, 4, 40)];
+        assert_eq!(batches(&mut engine, &wanted), expected, "20 rows are not in the table");
+    }
+
+    #[test]
+    fn batches_without_time_or_on_a_cpu_are_not_measured() {
+        let mut engine = Engine::load(&options(WeightFormat::AsStored)).unwrap();
+        let slow = [StepTimePoint { rows: 64, kv_tokens: 16, micros: 1_000_000 }];
+        let before = engine.stats().forwards;
+        let found = profile_batches(&mut engine, &slow, &[(2, 100)], Duration::from_secs(1));
+        assert_eq!((found, engine.stats().forwards), (vec![], before), "four runs take 4 s");
+        assert!(profile(&mut engine).batch_times.is_empty(), "a CPU shows it with one sequence");
+    }
+
+    #[test]
+    fn a_device_that_draws_measures_batches() {
+        let name = "profile::tests::a_device_that_draws_measures_batches";
+        let Some(driver) = HostDriver::for_test(name) else { return };
+        let gpus = GpuOptions { kernels: Some(driver.kernels.clone()), ..GpuOptions::for_devices(&[0]) };
+        let mut engine = Engine::load_on_cuda(&options(WeightFormat::Bf16), &gpus).unwrap();
+        assert!(engine.draws(&SequenceSpec::default()));
+        assert_eq!(batches(&mut engine, &[(2, 40)]), [(2, 2, 40), (2, 10, 40)]);
     }
 
     #[test]

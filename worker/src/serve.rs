@@ -12,6 +12,7 @@ use engine::cuda::GpuOptions;
 use engine::{Engine, LoadOptions};
 use proto::v1;
 use proto::v1::worker_server::WorkerServer;
+use scheduling::cost::StepTimes;
 use service::accept::{Connections, Listener};
 use service::discovery::Discovery;
 use service::health::{self, Health, serve_admin};
@@ -32,7 +33,7 @@ use crate::grammars::Grammars;
 use crate::grpc::WorkerService;
 use crate::metrics::WorkerMetrics;
 use crate::model::{ModelExecutor, max_tree_tokens};
-use crate::profile::profile;
+use crate::profile::{StepProfile, profile};
 use crate::reactor::Reactor;
 use crate::registration;
 use crate::role_logic::RoleLogic;
@@ -92,6 +93,8 @@ pub fn load<D: RoleLogic>(
 pub fn load_model(config: &WorkerConfig, role: Role) -> anyhow::Result<LoadedModel> {
     let (mut engine, assets) = load_engine(config, role)?;
     let info = engine.info().clone();
+    let StepProfile { step_times, batch_times } =
+        if config.profile_steps { profile(&mut engine) } else { StepProfile::default() };
     let facts = WorkerFacts {
         worker_id: rand::random(),
         role,
@@ -106,7 +109,8 @@ pub fn load_model(config: &WorkerConfig, role: Role) -> anyhow::Result<LoadedMod
         task_types: Vec::new(),
         is_shadow: false,
         ballast_parameters: info.ballast_parameters,
-        step_times: if config.profile_steps { profile(&mut engine) } else { Vec::new() },
+        step_times,
+        batch_times,
         cpu: if matches!(config.device, ComputeDevice::Cpu) { cpu_share(engine.num_threads()) } else { None },
     };
     let cores = if config.pin { Some(cores_for(&engine)?) } else { None };
@@ -238,8 +242,9 @@ pub async fn start<M: StepExecutor>(
     let (messages, inbox) = mpsc::channel(MAILBOX_FRAMES);
     let inbox = if round_trip.is_zero() { inbox } else { delayed(inbox, round_trip, lifetime)? };
     let mailbox = Mailbox { messages, read_delay: reactor.read_delay() };
-    let step_loop = StepLoop::new(executor, &facts.step_times, worker_metrics.clone())
-        .drafting_ahead(draft_ahead, &facts.step_times);
+    let times = StepTimes::with_batches(&facts.step_times, &facts.batch_times);
+    let step_loop =
+        StepLoop::new(executor, &times, worker_metrics.clone()).drafting_ahead(draft_ahead, &times);
     start_device_thread(step_loop, (inbox, reactor), lifetime, health)?;
 
     announce_drain(mailbox.messages.clone(), lifetime);

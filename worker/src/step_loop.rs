@@ -22,7 +22,7 @@ use proto::v1;
 use scheduling::batch::GroupRules;
 use scheduling::batch::StepRows;
 use scheduling::batch_former::{BatchFormer, Decision};
-use scheduling::cost::{ForwardShape, StepTimePoint, StepTimes};
+use scheduling::cost::{ForwardShape, StepTimes};
 use service::shutdown::{GateGuard, Lifetime};
 use speculation::cached_sequence::{Admission, WorkerLimits};
 use speculation::{Refusal, RefusalCause, Reply, ReplyBody, SequenceId, Step, Work};
@@ -149,9 +149,9 @@ struct Router {
 }
 
 impl<M: StepExecutor> StepLoop<M> {
-    /// Creates a loop without sequences. `step_times` are the executor's forward times, as far as they were
+    /// Creates a loop without sequences. `times` are the executor's forward times, as far as they were
     /// profiled.
-    pub fn new(executor: M, step_times: &[v1::StepTimePoint], metrics: WorkerMetrics) -> Self {
+    pub fn new(executor: M, times: &StepTimes, metrics: WorkerMetrics) -> Self {
         let limits = executor.limits();
         Self {
             executor,
@@ -160,7 +160,7 @@ impl<M: StepExecutor> StepLoop<M> {
             routers: HashMap::new(),
             waiting: VecDeque::new(),
             running: VecDeque::new(),
-            batch_former: BatchFormer::new(profiled(step_times), GroupRules::default()),
+            batch_former: BatchFormer::new(times.clone(), GroupRules::default()),
             ahead: DraftAhead::new(0),
             began: Instant::now(),
             metrics,
@@ -170,9 +170,8 @@ impl<M: StepExecutor> StepLoop<M> {
     }
 
     /// Enables drafting ahead with at most `max_branches` branches per proposal.
-    pub fn drafting_ahead(self, max_branches: usize, step_times: &[v1::StepTimePoint]) -> Self {
-        let times = profiled(step_times);
-        Self { ahead: DraftAhead::new(max_cheap_rows(max_branches, &times)), ..self }
+    pub fn drafting_ahead(self, max_branches: usize, times: &StepTimes) -> Self {
+        Self { ahead: DraftAhead::new(max_cheap_rows(max_branches, times)), ..self }
     }
 
     /// Runs until all senders of the mailbox are dropped. A drain of `lifetime` waits for the sequences.
@@ -451,16 +450,6 @@ impl<M: StepExecutor> StepLoop<M> {
             }
         }
     }
-}
-
-/// Converts the profiled forward times of the worker.
-fn profiled(points: &[v1::StepTimePoint]) -> StepTimes {
-    let point = |point: &v1::StepTimePoint| StepTimePoint {
-        rows: point.rows,
-        kv_tokens: point.kv_tokens,
-        micros: point.micros,
-    };
-    StepTimes::new(&points.iter().map(point).collect::<Vec<_>>())
 }
 
 /// Maximum cost of a forward of branches, relative to a forward of one row: steps that arrive meanwhile wait

@@ -6,8 +6,8 @@
 //! shares of the data sheet's peaks are assumptions with flags; they are printed with every plan.
 
 use engine::ModelShape;
-use scheduling::cost::{self, PROFILED_ROWS, StepTimePoint, StepTimes};
-use scheduling::profile::PROFILED_CONTEXTS;
+use scheduling::cost::{self, BatchTimePoint, PROFILED_ROWS, StepTimePoint, StepTimes};
+use scheduling::profile::{PROFILED_BATCH_ROWS, PROFILED_BATCHES, PROFILED_CONTEXTS};
 
 use super::gpu::{Gpu, GpuSet};
 use super::weights::{Format, KvFormat, WeightMemory, kv_bytes_per_token};
@@ -29,20 +29,29 @@ pub trait StepCost {
     fn micros(&self, forward: ForwardBatch) -> f64;
 }
 
-/// The step times that a worker with this cost measures at its start.
+/// The step times that a GPU worker with this cost measures at its start, if it has the time and the KV.
 pub fn as_profiled(cost: &dyn StepCost) -> StepTimes {
-    let points = PROFILED_CONTEXTS.iter().flat_map(|&context| {
-        PROFILED_ROWS.iter().map(move |&rows| StepTimePoint {
+    let micros = |sequences: u32, rows_each: u32, context: u32| {
+        let (sequences, rows_each, context) = (sequences.into(), rows_each.into(), context.into());
+        cost.micros(ForwardBatch { sequences, rows_each, context }) as u64
+    };
+    let of_one = |context: u32| {
+        PROFILED_ROWS.map(|rows| StepTimePoint {
             rows,
             kv_tokens: context.into(),
-            micros: cost.micros(ForwardBatch {
-                sequences: 1.0,
-                rows_each: f64::from(rows),
-                context: context.into(),
-            }) as u64,
+            micros: micros(1, rows, context),
         })
-    });
-    StepTimes::new(&points.collect::<Vec<_>>())
+    };
+    let of_batch = |(sequences, context): (u32, u32)| {
+        PROFILED_BATCH_ROWS.map(|rows_each| BatchTimePoint {
+            sequences,
+            rows: sequences * rows_each,
+            kv_tokens: context.into(),
+            micros: micros(sequences, rows_each, context),
+        })
+    };
+    let (points, batches) = (PROFILED_CONTEXTS.map(of_one), PROFILED_BATCHES.map(of_batch));
+    StepTimes::with_batches(points.as_flattened(), batches.as_flattened())
 }
 
 /// Profiled times depend on rows and on the KV cache of the sequences.
@@ -168,5 +177,35 @@ impl Roofline {
 impl StepCost for Roofline {
     fn micros(&self, forward: ForwardBatch) -> f64 {
         self.parts(forward).total()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An 8B model on one H100: weights and KV are read while rows are computed, 295 of them in the time of
+    /// the weights.
+    struct EightB;
+
+    impl StepCost for EightB {
+        fn micros(&self, forward: ForwardBatch) -> f64 {
+            let ForwardBatch { sequences, rows_each, context } = forward;
+            let read = 8_320.0 + 0.068 * sequences * context;
+            read.max(sequences * rows_each * (28.2 + 0.001 * context)) + 20.0
+        }
+    }
+
+    /// In the hundreds of rows of one sequence the KV takes no time, because the rows take longer.
+    #[test]
+    fn a_profiled_worker_knows_what_long_contexts_of_many_sequences_cost() {
+        let known = as_profiled(&EightB);
+        for (sequences, rows_each, context) in
+            [(1.0, 1.0, 8_192.0), (8.0, 5.0, 4_000.0), (32.0, 1.0, 8_192.0), (64.0, 5.0, 4_000.0)]
+        {
+            let forward = ForwardBatch { sequences, rows_each, context };
+            let ratio = StepCost::micros(&known, forward) / EightB.micros(forward);
+            assert!((ratio - 1.0).abs() < 0.1, "{sequences} x {rows_each} at {context}: {ratio}");
+        }
     }
 }

@@ -339,3 +339,19 @@ fn ids_after_unjudged_tree_rows_are_never_shared() {
     let other = manager.open();
     assert_eq!(manager.share_prefix(other, 1, &ids), PrefixMatch { len: 16, wait: false });
 }
+
+#[test]
+fn kv_that_nobody_wrote_is_never_shared() {
+    let mut manager = BlockManager::new(100);
+    let ids: Vec<TokenId> = (0..60).collect();
+    let slot = manager.open_unwritten(40);
+    assert_eq!((manager.len(slot), manager.referenced_blocks()), (Some(40), 3));
+    assert_eq!(manager.share_prefix(slot, 1, &ids), PrefixMatch { len: 40, wait: false });
+    assert_eq!(manager.append(slot, &ids[40..]), None);
+    manager.publish(slot);
+    let other = manager.open();
+    assert_eq!(manager.share_prefix(other, 1, &ids), PrefixMatch { len: 0, wait: false });
+    manager.close(slot);
+    assert_eq!((manager.free_blocks(), manager.cached_blocks()), (100, 0));
+    manager.pool.check();
+}

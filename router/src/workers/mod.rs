@@ -11,7 +11,7 @@ mod token_differences;
 
 pub use self::follow::{Membership, follow};
 use proto::v1;
-use scheduling::cost::StepTimePoint;
+use scheduling::cost::{BatchTimePoint, StepTimePoint};
 use scheduling::cpu_share::CpuShare;
 pub use scheduling::scheduler::WorkerKey;
 use scheduling::scheduler::events::WorkerInfo;
@@ -57,6 +57,12 @@ pub fn worker_info(role: Role, address: &str, hello: &v1::WorkerHello, credits: 
         kv_tokens: point.kv_tokens,
         micros: point.micros,
     };
+    let batch = |batch: &v1::BatchTimePoint| BatchTimePoint {
+        sequences: batch.sequences,
+        rows: batch.rows,
+        kv_tokens: batch.kv_tokens,
+        micros: batch.micros,
+    };
     WorkerInfo {
         role,
         address: address.to_owned(),
@@ -71,6 +77,7 @@ pub fn worker_info(role: Role, address: &str, hello: &v1::WorkerHello, credits: 
         kv_block_size: hello.kv_block_size,
         credit_blocks: credits,
         step_times: hello.step_times.iter().map(point).collect(),
+        batch_times: hello.batch_times.iter().map(batch).collect(),
         max_tree_tokens: hello.max_tree_tokens.min(MAX_TREE_TOKENS as u32),
         is_shadow: hello.shadow,
         cpu: hello

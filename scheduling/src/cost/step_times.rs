@@ -1,7 +1,11 @@
 //! Forward times from a worker's profile. Tables have steps (stairs) and knees and are only forced to be
 //! monotone. They are interpolated between points, and continue with the last slope after the last one. The
-//! cost of KV is separate: some workers read a sequence's KV once for all of its rows (GPUs), some once per
-//! row (CPUs). How the profiled times grow with context shows which.
+//! cost of KV is separate ([`super::kv_cost`]): some workers read a sequence's KV once for all of its rows
+//! (GPUs), some once per row (CPUs). How the profiled times grow with context shows which. One sequence does
+//! not keep a GPU busy, so GPUs also profile batches of several, which refine the cost of KV and nothing
+//! else.
+
+use super::kv_cost::{KvCost, KvSample};
 
 /// One profiled forward: a number of rows, all of one sequence with this number of KV tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -12,6 +16,27 @@ pub struct StepTimePoint {
     pub kv_tokens: u64,
     /// Measured time.
     pub micros: u64,
+}
+
+/// One profiled forward of several sequences, which have equal numbers of rows and of KV tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchTimePoint {
+    /// Number of sequences.
+    pub sequences: u32,
+    /// Number of rows in the forward, over all sequences.
+    pub rows: u32,
+    /// Number of KV tokens of each sequence.
+    pub kv_tokens: u64,
+    /// Measured time.
+    pub micros: u64,
+}
+
+impl BatchTimePoint {
+    /// The forward that was measured.
+    pub fn forward(&self) -> ForwardShape {
+        let Self { sequences, rows, kv_tokens, .. } = *self;
+        ForwardShape { rows: rows.into(), sequences: sequences.into(), context: kv_tokens as f64 }
+    }
 }
 
 /// The properties of a forward that determine its cost.
@@ -39,22 +64,14 @@ impl ForwardShape {
 }
 
 /// Step times by rows and KV.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct StepTimes {
     /// Times at the shortest profiled context; absent without a profile.
     curve: Option<Curve>,
-    /// Microseconds per KV token of a sequence, regardless of its rows, and per KV token that a row attends
-    /// to.
     kv: KvCost,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
-struct KvCost {
-    per_sequence: f64,
-    per_row: f64,
-}
-
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 struct Curve {
     context: f64,
     /// (rows, micros), both ascending; never empty.
@@ -72,22 +89,35 @@ impl StepTimes {
     /// Builds step times from measured points, in any order; points with the same `kv_tokens` form one curve.
     /// Without points, steps are nearly free.
     pub fn new(points: &[StepTimePoint]) -> Self {
-        let mut sorted = points.to_vec();
-        sorted.sort_by_key(|point| (point.kv_tokens, point.rows));
-        let mut curves: Vec<Curve> = Vec::new();
-        for point in sorted {
-            let (rows, micros) = (f64::from(point.rows), point.micros as f64);
-            match curves.last_mut() {
-                Some(curve) if curve.context == point.kv_tokens as f64 => {
-                    let floor = curve.points.last().map_or(0.0, |last| last.1);
-                    curve.points.push((rows, micros.max(floor)));
-                }
-                _ => curves.push(Curve { context: point.kv_tokens as f64, points: vec![(rows, micros)] }),
-            }
-        }
-        let kv = match (curves.first(), curves.last()) {
-            (Some(short), Some(long)) => KvCost::between(short, long),
-            _ => KvCost::default(),
+        Self::with_batches(points, &[])
+    }
+
+    /// The same, with measured batches of several sequences. A batch with more rows than any point, or with a
+    /// context that is not longer than the shortest, is ignored: its KV is not told apart from its rows.
+    pub fn with_batches(points: &[StepTimePoint], batches: &[BatchTimePoint]) -> Self {
+        let curves = Curve::of_each_context(points);
+        let (Some(short), Some(long)) = (curves.first(), curves.last()) else { return Self::default() };
+        let of_one = long
+            .points
+            .iter()
+            .filter(|(rows, _)| short.points.iter().any(|point| point.0 == *rows))
+            .map(|&(rows, micros)| {
+                let forward = ForwardShape { rows, sequences: 1.0, context: long.context };
+                short.sample(forward, micros)
+            })
+            .filter(KvSample::has_longer_context);
+        let of_batches = batches
+            .iter()
+            .filter(|batch| batch.sequences > 0 && batch.rows >= batch.sequences)
+            .map(|batch| short.sample(batch.forward(), batch.micros as f64))
+            .filter(|sample| sample.has_longer_context() && sample.forward.rows <= short.max_rows());
+        let mut samples: Vec<KvSample> = of_one.collect();
+        let num_of_one = samples.len();
+        samples.extend(of_batches);
+        let kv = if samples.len() == num_of_one {
+            KvCost::of_one_sequence(&samples)
+        } else {
+            KvCost::of_batches(&samples)
         };
         Self { curve: curves.into_iter().next(), kv }
     }
@@ -99,7 +129,7 @@ impl StepTimes {
 
     /// Largest number of rows that was profiled.
     pub(super) fn max_rows(&self) -> f64 {
-        self.curve.as_ref().map_or(0.0, |curve| curve.points[curve.points.len() - 1].0)
+        self.curve.as_ref().map_or(0.0, Curve::max_rows)
     }
 
     /// Smallest number of rows at which a forward reaches `share` of the rows per second of the largest
@@ -137,34 +167,35 @@ impl StepTimes {
     }
 }
 
-impl KvCost {
-    /// Fits the line `per_sequence + rows * per_row` to the measured cost of a KV token at each number of
-    /// rows, by least squares.
-    fn between(short: &Curve, long: &Curve) -> Self {
-        let span = long.context - short.context;
-        let slopes: Vec<(f64, f64)> = long
-            .points
-            .iter()
-            .filter(|(rows, _)| span > 0.0 && short.points.iter().any(|point| point.0 == *rows))
-            .map(|&(rows, micros)| (rows, (micros - short.micros(rows)) / span))
-            .collect();
-        let count = slopes.len() as f64;
-        if slopes.is_empty() {
-            return Self::default();
-        }
-        let (mean_rows, mean) = (
-            slopes.iter().map(|slope| slope.0).sum::<f64>() / count,
-            slopes.iter().map(|slope| slope.1).sum::<f64>() / count,
-        );
-        let spread: f64 = slopes.iter().map(|slope| (slope.0 - mean_rows).powi(2)).sum();
-        let both: f64 = slopes.iter().map(|slope| (slope.0 - mean_rows) * (slope.1 - mean)).sum();
-        let per_row =
-            if spread > 0.0 { (both / spread).clamp(0.0, (mean / mean_rows).max(0.0)) } else { 0.0 };
-        Self { per_sequence: (mean - per_row * mean_rows).max(0.0), per_row }
-    }
-}
-
 impl Curve {
+    /// One curve per context length, the shortest first; times never fall with rows.
+    fn of_each_context(points: &[StepTimePoint]) -> Vec<Self> {
+        let mut sorted = points.to_vec();
+        sorted.sort_by_key(|point| (point.kv_tokens, point.rows));
+        let mut curves: Vec<Self> = Vec::new();
+        for point in sorted {
+            let (rows, micros) = (f64::from(point.rows), point.micros as f64);
+            match curves.last_mut() {
+                Some(curve) if curve.context == point.kv_tokens as f64 => {
+                    let floor = curve.points.last().map_or(0.0, |last| last.1);
+                    curve.points.push((rows, micros.max(floor)));
+                }
+                _ => curves.push(Self { context: point.kv_tokens as f64, points: vec![(rows, micros)] }),
+            }
+        }
+        curves
+    }
+
+    /// Compares a measured forward with this curve.
+    fn sample(&self, forward: ForwardShape, micros: f64) -> KvSample {
+        let added_micros = micros - self.micros(forward.rows);
+        KvSample { forward, short_context: self.context, micros, added_micros }
+    }
+
+    fn max_rows(&self) -> f64 {
+        self.points[self.points.len() - 1].0
+    }
+
     fn micros(&self, rows: f64) -> f64 {
         let points = &self.points;
         let (first, last) = (points[0], points[points.len() - 1]);
@@ -235,7 +266,89 @@ mod tests {
         assert!((on_cpu - (1_400.0 + 40.0 * 200.0)).abs() < 5.0, "{on_cpu}");
     }
 
+    fn batch(sequences: u32, rows: u32, kv_tokens: u64, micros: u64) -> BatchTimePoint {
+        BatchTimePoint { sequences, rows, kv_tokens, micros }
+    }
+
+    #[test]
+    fn batches_tell_what_kv_costs_where_one_sequence_does_not_keep_the_device_busy() {
+        // 0.2 us per KV token of one sequence, 0.055 us of 32.
+        let machine = |sequences: f64, rows: f64, context: f64| {
+            1_000.0 + 10.0 * rows + (0.05 + 0.15 / sequences) * sequences * context
+        };
+        let measured = |sequences: u32, rows: u32, context: u32| {
+            machine(f64::from(sequences), f64::from(rows), f64::from(context)) as u64
+        };
+        let points: Vec<StepTimePoint> = [16, 2_048]
+            .into_iter()
+            .flat_map(|kv| PROFILED_ROWS.map(|rows| point(rows, kv.into(), measured(1, rows, kv))))
+            .collect();
+        let of_each = |(sequences, kv): (u32, u32)| {
+            [1, 5].map(|each| {
+                let rows = sequences * each;
+                batch(sequences, rows, kv.into(), measured(sequences, rows, kv))
+            })
+        };
+        let batches: Vec<BatchTimePoint> =
+            [(8, 2_048), (8, 8_192), (32, 2_048), (32, 8_192)].into_iter().flat_map(of_each).collect();
+        let (without, with) = (StepTimes::new(&points), StepTimes::with_batches(&points, &batches));
+        for (sequences, rows, context) in
+            [(16.0, 48.0, 4_000.0), (32.0, 32.0, 6_000.0), (24.0, 96.0, 3_000.0), (8.0, 40.0, 2_048.0)]
+        {
+            let took = machine(sequences, rows, context);
+            let error = |times: &StepTimes| {
+                (times.micros(ForwardShape { rows, sequences, context }) / took - 1.0).abs()
+            };
+            let (without, with) = (error(&without), error(&with));
+            assert!(without > 0.5 && with < 0.1, "{sequences} x {context}: {without} without, {with} with");
+        }
+        assert_eq!(with.curve, without.curve);
+    }
+
+    #[test]
+    fn batches_that_tell_nothing_about_kv_change_nothing() {
+        let points = [16, 256].map(|kv| [1, 8, 64].map(|rows| point(rows, kv, 1_000 + u64::from(rows) * kv)));
+        let points = points.as_flattened();
+        let useless = [
+            batch(0, 8, 2_048, 9_000),
+            batch(8, 0, 2_048, 9_000),
+            batch(8, 7, 2_048, 9_000),
+            batch(8, 65, 2_048, 9_000),
+            batch(8, 40, 16, 9_000),
+        ];
+        assert_eq!(StepTimes::with_batches(points, &useless), StepTimes::new(points));
+        assert_eq!(StepTimes::with_batches(&[], &[batch(8, 40, 2_048, 9_000)]), StepTimes::new(&[]));
+        assert_ne!(StepTimes::with_batches(points, &[batch(8, 40, 2_048, 9_000)]), StepTimes::new(points));
+    }
+
     proptest! {
+        #[test]
+        fn times_with_batches_never_fall_with_rows_sequences_or_context(
+            points in proptest::collection::vec((1u32..600, 0u64..4, 1u64..100_000), 1..20),
+            batches in proptest::collection::vec((1u32..40, 1u32..6, 0u64..10, 1u64..100_000), 1..10),
+            (rows, sequences, context) in (1.0..700.0f64, 1.0..40.0f64, 0.0..4_000.0f64),
+            (more_rows, more_sequences, more_context) in (0.0..700.0f64, 0.0..40.0f64, 0.0..4_000.0f64)
+        ) {
+            let points: Vec<_> =
+                points.into_iter().map(|(rows, kv, micros)| point(rows, kv * 500, micros)).collect();
+            let batches: Vec<_> = batches
+                .into_iter()
+                .map(|(sequences, each, kv, micros)| batch(sequences, sequences * each, kv * 500, micros))
+                .collect();
+            let times = StepTimes::with_batches(&points, &batches);
+            let shortest = points.iter().map(|point| point.kv_tokens as f64).fold(f64::INFINITY, f64::min);
+            let forward = ForwardShape { rows, sequences, context: shortest + context };
+            let at = times.micros(forward);
+            prop_assert!(at > 0.0);
+            for larger in [
+                ForwardShape { rows: rows + more_rows, ..forward },
+                ForwardShape { sequences: sequences + more_sequences, ..forward },
+                ForwardShape { context: forward.context + more_context, ..forward },
+            ] {
+                prop_assert!(times.micros(larger) + 1e-6 >= at, "{larger:?}");
+            }
+        }
+
         #[test]
         fn times_never_fall_with_rows_or_context(
             points in proptest::collection::vec((1u32..600, 0u64..4, 1u64..100_000), 1..20),

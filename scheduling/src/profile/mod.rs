@@ -38,6 +38,14 @@ const MICROS_MAX: f64 = 3.6e9;
 /// time budget uses the length that it reached.
 pub const PROFILED_CONTEXTS: [u32; 2] = [16, 2_048];
 
+/// Batches that a GPU worker profiles too, as a number of sequences and the tokens of each: what it serves.
+/// Those that it has no KV for, and those that take too long, are left out.
+pub const PROFILED_BATCHES: [(u32, u32); 4] = [(8, 2_048), (8, 8_192), (32, 2_048), (32, 8_192)];
+
+/// Rows of each sequence in those batches: of a decode step, and of one that verifies four drafted ids. The
+/// difference between the two is what draft lengths are chosen by.
+pub const PROFILED_BATCH_ROWS: [u32; 2] = [1, 5];
+
 /// Why a profile cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProfileError {

@@ -11,7 +11,7 @@ use speculation::{FinishReason, Reply, Role, SequenceId, SequenceSpec, Step, Tok
 
 use super::lanes::{LaneId, LaneKey};
 use super::policy::SpeculationRequest;
-use crate::cost::{MAX_REPORTED, StepTimePoint};
+use crate::cost::{BatchTimePoint, MAX_REPORTED, StepTimePoint};
 use crate::cpu_share::CpuShare;
 use crate::lookup_rates::LookupSource;
 use crate::placement::PrefixMarks;
@@ -136,6 +136,8 @@ pub struct WorkerInfo {
     pub credit_blocks: Option<u64>,
     /// Profiled step times; empty: not profiled.
     pub step_times: Vec<StepTimePoint>,
+    /// Profiled step times of batches; empty: not profiled.
+    pub batch_times: Vec<BatchTimePoint>,
     /// Maximum tokens of a tree that the target verifies; 0: chains only.
     pub max_tree_tokens: u32,
     /// Whether the draft worker is on trial: its proposals are scored and are sent to no target.
@@ -171,6 +173,7 @@ impl WorkerInfo {
             kv_block_size: 0,
             credit_blocks: None,
             step_times: Vec::new(),
+            batch_times: Vec::new(),
             max_tree_tokens: 0,
             is_shadow: false,
             cpu: None,

@@ -467,8 +467,18 @@ fn clamp_reported(info: WorkerInfo) -> WorkerInfo {
         point.kv_tokens = point.kv_tokens.min(MAX_REPORTED);
         point.micros = point.micros.min(MAX_REPORTED);
     }
+    let mut batch_times = info.batch_times;
+    batch_times.truncate(MAX_ENTRIES);
+    batch_times.retain(|batch| batch.sequences > 0 && batch.rows >= batch.sequences);
+    for batch in &mut batch_times {
+        batch.rows = batch.rows.min(MAX_PREFILL_IDS);
+        batch.sequences = batch.sequences.min(batch.rows);
+        batch.kv_tokens = batch.kv_tokens.min(MAX_REPORTED);
+        batch.micros = batch.micros.min(MAX_REPORTED);
+    }
     WorkerInfo {
         step_times,
+        batch_times,
         kv_blocks: info.kv_blocks.min(MAX_REPORTED),
         credit_blocks: info.credit_blocks.map(|blocks| blocks.min(MAX_REPORTED)),
         ..info
@@ -481,7 +491,7 @@ fn step_times(info: &WorkerInfo) -> StepTimes {
     if info.step_times.is_empty() && info.role == Role::Target {
         return StepTimes::assumed();
     }
-    StepTimes::new(&info.step_times)
+    StepTimes::with_batches(&info.step_times, &info.batch_times)
 }
 
 #[cfg(test)]

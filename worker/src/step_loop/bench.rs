@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use scheduling::cost::StepTimePoint;
 use service::metrics::Metrics;
 use speculation::prefix::Prefix;
 use speculation::{Role, SequenceSpec, TokenId};
@@ -81,14 +82,15 @@ impl Bench {
         Self::with_step_times(total, &[])
     }
 
-    pub(super) fn with_step_times(total: usize, times: &[v1::StepTimePoint]) -> Self {
+    pub(super) fn with_step_times(total: usize, times: &[StepTimePoint]) -> Self {
         Self::of(Blocks { total, used: HashMap::new(), next: 0 }, times)
     }
 }
 
 impl<M: StepExecutor> Bench<M> {
-    pub(super) fn of(executor: M, times: &[v1::StepTimePoint]) -> Self {
-        Self { step_loop: StepLoop::new(executor, times, WorkerMetrics::new(&Metrics::new())), step_seq: 0 }
+    pub(super) fn of(executor: M, times: &[StepTimePoint]) -> Self {
+        let (times, metrics) = (StepTimes::new(times), WorkerMetrics::new(&Metrics::new()));
+        Self { step_loop: StepLoop::new(executor, &times, metrics), step_seq: 0 }
     }
 
     pub(super) fn open(&mut self, router: u64, stream: u64) -> mpsc::Receiver<v1::WorkerFrame> {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use scheduling::cost::StepTimePoint;
 use speculation::{SequenceSpec, TokenId};
 use tokio::sync::oneshot::error::TryRecvError;
 
@@ -338,7 +339,7 @@ fn a_client_that_leaves_in_the_middle_of_a_step_frees_its_blocks() {
 #[test]
 fn a_step_counts_as_back_when_it_came_and_not_when_it_is_read() {
     // A forward takes 20 s for any number of rows.
-    let times = [1, 64].map(|rows| v1::StepTimePoint { rows, kv_tokens: 0, micros: 20_000_000 });
+    let times = [1, 64].map(|rows| StepTimePoint { rows, kv_tokens: 0, micros: 20_000_000 });
     let mut bench = Bench::with_step_times(100, &times);
     let _replies = bench.open(1, 1);
     let away = Duration::from_secs(4);

@@ -14,7 +14,7 @@ pub mod wire;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::v1;
+use scheduling::cost::StepTimePoint;
 use scheduling::profile::Profile;
 use speculation::Role;
 
@@ -39,10 +39,9 @@ pub fn load(
         Role::Target => &profile.target,
     };
     let max_model_len = config.max_model_len.unwrap_or(u32::MAX).min(profile.max_model_len);
-    let scaled = |point: &scheduling::cost::StepTimePoint| v1::StepTimePoint {
-        rows: point.rows,
-        kv_tokens: point.kv_tokens,
+    let scaled = |point: StepTimePoint| StepTimePoint {
         micros: (point.micros as f64 * synthetic.time_scale) as u64,
+        ..point
     };
     let step_times = if config.profile_steps { pool.curve.profiled() } else { Vec::new() };
     let facts = WorkerFacts {
@@ -60,7 +59,9 @@ pub fn load(
         task_types: Vec::new(),
         is_shadow: false,
         ballast_parameters: 0,
-        step_times: step_times.iter().map(scaled).collect(),
+        step_times: step_times.into_iter().map(scaled).collect(),
+        // In a profile's curve a batch's KV costs what that of one sequence does.
+        batch_times: Vec::new(),
         cpu: None,
     };
     tracing::info!(

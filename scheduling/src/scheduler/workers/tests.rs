@@ -1,7 +1,7 @@
 //! Tests of workers: capacity, limits on reported numbers, crash loops and prefills.
 
 use super::*;
-use crate::cost::StepTimePoint;
+use crate::cost::{BatchTimePoint, ForwardShape, StepTimePoint};
 use crate::rollout::{RolloutRules, RolloutSettings};
 
 /// A target with 10 blocks of 16 ids.
@@ -63,7 +63,15 @@ fn absurd_numbers_of_a_worker_overflow_nothing() {
     let (mut workers, marks) = (Workers::default(), PrefixMarks::default());
     let step_times =
         vec![point(0, 0, 1), point(1, 0, 1), point(1, 1, u64::MAX), point(u32::MAX, u64::MAX, u64::MAX)];
-    let info = WorkerInfo { kv_blocks: u64::MAX, credit_blocks: Some(u64::MAX), step_times, ..target() };
+    let batch = |sequences, rows, kv_tokens, micros| BatchTimePoint { sequences, rows, kv_tokens, micros };
+    let batch_times = vec![
+        batch(0, 1, 1, 1),
+        batch(1, 0, 1, 1),
+        batch(1, 1, u64::MAX, u64::MAX),
+        batch(u32::MAX, u32::MAX, u64::MAX, u64::MAX),
+    ];
+    let (kv_blocks, credit_blocks) = (u64::MAX, Some(u64::MAX));
+    let info = WorkerInfo { kv_blocks, credit_blocks, step_times, batch_times, ..target() };
     workers.join(Duration::ZERO, WorkerKey(1), info);
     workers.set_credit(WorkerKey(1), u64::MAX);
     for _ in 0..3 {
@@ -77,6 +85,24 @@ fn absurd_numbers_of_a_worker_overflow_nothing() {
     assert!(health.silent_at(expected).is_some(), "{expected:?}");
     let long = workers.get(WorkerKey(1)).unwrap().cost.step_us(512.0, f64::from(u32::MAX));
     assert!(Duration::from_secs_f64(long / 1e6) < Duration::MAX / 1_000);
+}
+
+#[test]
+fn batches_that_a_target_measured_are_part_of_its_cost() {
+    let step_times = [(1, 16), (64, 16), (1, 2_048), (64, 2_048)]
+        .map(|(rows, kv_tokens)| StepTimePoint { rows, kv_tokens, micros: 10_000 })
+        .to_vec();
+    let batch_times = vec![BatchTimePoint { sequences: 8, rows: 40, kv_tokens: 8_192, micros: 30_000 }];
+    let cost_us = |batch_times| {
+        let mut workers = Workers::default();
+        let info = WorkerInfo { step_times: step_times.clone(), batch_times, ..target() };
+        workers.join(Duration::ZERO, WorkerKey(1), info);
+        let forward = ForwardShape { rows: 40.0, sequences: 8.0, context: 8_192.0 };
+        workers.get(WorkerKey(1)).unwrap().cost.forward_us(forward)
+    };
+    assert_eq!(cost_us(Vec::new()), 10_000.0);
+    let with = cost_us(batch_times);
+    assert!((with - 30_000.0).abs() < 1_000.0, "{with}");
 }
 
 #[test]
