@@ -3,7 +3,6 @@
 
 use serde_json::{Map, Value, json};
 
-use super::custom_tools;
 use crate::error::RouterError;
 use crate::request::tools::{RawTools, Tool, ToolChoice, ToolFieldNames};
 
@@ -14,7 +13,7 @@ pub(super) enum ToolFormat {
     Nested,
     /// The older `functions` of chat completions: like the content of `function`.
     Function,
-    /// Responses: they are fields of the tool itself, which may also be a custom tool ([`custom_tools`]).
+    /// Responses: they are fields of the tool itself.
     Flat,
     /// Anthropic's messages: like [`Self::Flat`], with the schema called `input_schema`.
     InputSchema,
@@ -30,13 +29,19 @@ pub(super) struct ParsedTools {
 }
 
 impl ToolFormat {
-    /// Names of the fields.
-    fn names(self) -> ToolFieldNames {
-        let nested = ToolFieldNames::default();
+    /// Names of the fields of a request.
+    fn field_names(self) -> ToolFieldNames {
         match self {
-            Self::Nested => nested,
-            Self::Function => ToolFieldNames { tools: "functions", name: ".name", choice: "function_call" },
-            Self::Flat | Self::InputSchema => ToolFieldNames { name: ".name", ..nested },
+            Self::Function => ToolFieldNames { tools: "functions", choice: "function_call" },
+            Self::Nested | Self::Flat | Self::InputSchema => ToolFieldNames::default(),
+        }
+    }
+
+    /// Path from a tool to its name.
+    fn name_path(self) -> &'static str {
+        match self {
+            Self::Nested => ".function.name",
+            Self::Function | Self::Flat | Self::InputSchema => ".name",
         }
     }
 
@@ -47,25 +52,30 @@ impl ToolFormat {
         choice: ToolChoice,
         parallel: Option<bool>,
     ) -> Result<ParsedTools, RouterError> {
-        let parse = |(idx, tool): (usize, Value)| match self {
-            Self::Flat if tool["type"] == custom_tools::TYPE => {
-                self.parse_tool(idx, custom_tools::as_function(idx, tool, &choice)?)
-            }
-            _ => self.parse_tool(idx, tool),
-        };
-        let (tools, template_tools) =
-            tools.into_iter().enumerate().map(parse).collect::<Result<_, RouterError>>()?;
+        let field = self.field_names().tools;
+        let with_path = |(idx, tool): (usize, Value)| (format!("{field}[{idx}]"), tool);
+        self.parse_at(tools.into_iter().enumerate().map(with_path).collect(), choice, parallel)
+    }
+
+    /// Like [`Self::parse`], for tools with their paths in the request.
+    pub(super) fn parse_at(
+        self,
+        tools: Vec<(String, Value)>,
+        choice: ToolChoice,
+        parallel: Option<bool>,
+    ) -> Result<ParsedTools, RouterError> {
+        let parse = |(path, tool): (String, Value)| self.parse_tool(&path, tool);
+        let (tools, template_tools) = tools.into_iter().map(parse).collect::<Result<_, RouterError>>()?;
         Ok(ParsedTools {
-            raw: RawTools { tools, choice, parallel: parallel.unwrap_or(true), names: self.names() },
+            raw: RawTools { tools, choice, parallel: parallel.unwrap_or(true), names: self.field_names() },
             template_tools,
         })
     }
 
-    /// Reads one tool; also returns it in the template's format.
-    fn parse_tool(self, idx: usize, tool: Value) -> Result<(Tool, Value), RouterError> {
-        let names = self.names();
-        let invalid = |path: &str, expected: &str| {
-            let path = format!("{}[{idx}]{path}", names.tools);
+    /// Reads the tool at this path; also returns it in the template's format.
+    fn parse_tool(self, path: &str, tool: Value) -> Result<(Tool, Value), RouterError> {
+        let invalid = |field: &str, expected: &str| {
+            let path = format!("{path}{field}");
             let message = format!("{path} must be {expected}");
             RouterError::invalid(path, message)
         };
@@ -79,22 +89,22 @@ impl ToolFormat {
             _ if kind == "function" => {}
             _ => return Err(invalid(".type", "`function`: other tools are not supported")),
         }
-        let (path, function) = match self {
+        let (within, function) = match self {
             Self::Nested => (".function", &tool["function"]),
             Self::Function | Self::Flat | Self::InputSchema => ("", &tool),
         };
-        let function = function.as_object().ok_or_else(|| invalid(path, "an object"))?;
+        let function = function.as_object().ok_or_else(|| invalid(within, "an object"))?;
         let name = function.get("name").and_then(Value::as_str);
-        let name = name.ok_or_else(|| invalid(names.name, "a string"))?.to_owned();
+        let name = name.ok_or_else(|| invalid(self.name_path(), "a string"))?.to_owned();
         let schema = if self == Self::InputSchema { "input_schema" } else { "parameters" };
         let parameters = match function.get(schema) {
             Some(Value::Object(schema)) => Some(schema.clone()),
             None | Some(Value::Null) if self != Self::InputSchema => None,
-            _ => return Err(invalid(&format!("{path}.{schema}"), "a JSON schema: an object")),
+            _ => return Err(invalid(&format!("{within}.{schema}"), "a JSON schema: an object")),
         };
         let description = function.get("description").filter(|text| !text.is_null());
         if !description.is_none_or(Value::is_string) {
-            return Err(invalid(&format!("{path}.description"), "a string"));
+            return Err(invalid(&format!("{within}.description"), "a string"));
         }
         let template_tool = match self {
             Self::Nested => None,
@@ -105,7 +115,8 @@ impl ToolFormat {
                 Some(json!({ "type": "function", "function": function }))
             }
         };
-        Ok((Tool { name, parameters }, template_tool.unwrap_or(tool)))
+        let name_path = format!("{path}{}", self.name_path());
+        Ok((Tool { name, name_path, parameters }, template_tool.unwrap_or(tool)))
     }
 
     /// Reads `tool_choice` in OpenAI's format.
@@ -117,9 +128,8 @@ impl ToolFormat {
             Value::String(word) if word == "auto" => Ok(ToolChoice::Auto),
             Value::String(word) if word == "required" => Ok(ToolChoice::Required),
             Value::Object(named) if named.get("type").is_some_and(|kind| self.is_named_by(kind)) => {
-                let name_path = self.names().name;
-                let path = format!("tool_choice{name_path}");
-                let name = choice.pointer(&name_path.replace('.', "/")).and_then(Value::as_str);
+                let path = format!("tool_choice{}", self.name_path());
+                let name = choice.pointer(&self.name_path().replace('.', "/")).and_then(Value::as_str);
                 let name =
                     name.ok_or_else(|| RouterError::invalid(&path, format!("{path} must be a string")))?;
                 Ok(ToolChoice::Named(name.to_owned()))
@@ -137,7 +147,7 @@ impl ToolFormat {
 
     /// Whether a `tool_choice` of this type names a tool.
     fn is_named_by(self, kind: &Value) -> bool {
-        kind == "function" || (self == Self::Flat && kind == custom_tools::TYPE)
+        kind == "function" || (self == Self::Flat && kind == "custom")
     }
 }
 

@@ -8,7 +8,6 @@ mod anthropic;
 mod buffered_response;
 mod conversation;
 pub mod cors;
-mod custom_tools;
 mod debug;
 mod disabled;
 mod error;

@@ -122,7 +122,7 @@ pub async fn start_request(
                 client_stop_token_ids: request.client_stop_token_ids,
                 prompts,
                 echo_memory,
-                num_choices: request.num_choices,
+                choices_per_prompt: request.num_choices,
                 record,
                 deadline,
                 response,

@@ -20,20 +20,20 @@ pub struct ResponseLog {
     text: Arc<ModelText>,
     /// Token ids and task type of each prompt.
     prompts: Vec<(Arc<[TokenId]>, String)>,
-    num_choices: usize,
+    choices_per_prompt: usize,
     /// Output ids, by choice.
     completions: Vec<Vec<TokenId>>,
 }
 
 impl ResponseLog {
-    /// Starts a response with `num_choices` choices for each prompt.
+    /// Starts a response to these prompts.
     pub fn new(
         log: RequestLog,
         (request_id, entry): (&str, &ModelEntry),
         prompts: &[StartedPrompt],
-        num_choices: u32,
+        choices_per_prompt: u32,
     ) -> Self {
-        let num_choices = num_choices as usize;
+        let choices_per_prompt = choices_per_prompt as usize;
         Self {
             log,
             request_id: request_id.to_owned(),
@@ -43,8 +43,8 @@ impl ResponseLog {
                 .iter()
                 .map(|prompt| (prompt.ids.as_slice().into(), prompt.task_type.clone()))
                 .collect(),
-            num_choices,
-            completions: vec![Vec::new(); prompts.len() * num_choices],
+            choices_per_prompt,
+            completions: vec![Vec::new(); prompts.len() * choices_per_prompt],
         }
     }
 
@@ -59,7 +59,7 @@ impl ResponseLog {
         if completion_ids.is_empty() {
             return;
         }
-        let (prompt_ids, task_type) = &self.prompts[choice / self.num_choices];
+        let (prompt_ids, task_type) = &self.prompts[choice / self.choices_per_prompt];
         self.log.offer(LoggedChoice {
             request_id: self.request_id.clone(),
             model: self.model.clone(),

@@ -55,8 +55,8 @@ pub struct TextStreamParts {
     pub prompts: Vec<StartedPrompt>,
     /// Memory of the echoed prompts.
     pub echo_memory: MemoryReservation,
-    /// Choices of each prompt.
-    pub num_choices: u32,
+    /// At least 1.
+    pub choices_per_prompt: u32,
     /// Collects the request's metrics and trace.
     pub record: RequestRecord,
     /// Latest end of the response.
@@ -76,7 +76,7 @@ pub struct TextStream {
     model: Arc<ModelText>,
     prompts: Vec<PromptState>,
     choices: Vec<ChoiceState>,
-    num_choices: usize,
+    choices_per_prompt: usize,
     client_stop_token_ids: Vec<TokenId>,
     ready: DeltaQueue,
     record: RequestRecord,
@@ -128,16 +128,16 @@ impl ChoiceState {
 impl TextStream {
     /// Starts reading the generations' events.
     pub fn new(parts: TextStreamParts) -> Self {
-        let TextStreamParts { info, model, stop, prompts, num_choices, mut record, .. } = parts;
-        let num_choices = num_choices as usize;
+        let TextStreamParts { info, model, stop, prompts, choices_per_prompt, mut record, .. } = parts;
+        let choices_per_prompt = choices_per_prompt as usize;
         let prompt_tokens = prompts.iter().map(|prompt| prompt.ids.len() as u64).sum();
-        record.running(prompts.len() * num_choices, prompt_tokens);
+        record.running(prompts.len() * choices_per_prompt, prompt_tokens);
         let mut stream = Self {
             info,
             prompts: Vec::with_capacity(prompts.len()),
-            choices: Vec::with_capacity(prompts.len() * num_choices),
+            choices: Vec::with_capacity(prompts.len() * choices_per_prompt),
             model,
-            num_choices,
+            choices_per_prompt,
             client_stop_token_ids: parts.client_stop_token_ids,
             ready: DeltaQueue::default(),
             record,
@@ -185,7 +185,7 @@ impl TextStream {
             prompt_tokens: self.prompts.iter().map(|prompt| prompt.ids.len() as u64).sum(),
             ..Usage::default()
         };
-        for choices in self.choices.chunks(self.num_choices.max(1)) {
+        for choices in self.choices.chunks(self.choices_per_prompt) {
             // Other choices of the prompt find what the first one computed, so only the minimum was cached.
             usage.cached_tokens += choices.iter().map(|choice| choice.usage.cached_tokens).min().unwrap_or(0);
         }
@@ -232,7 +232,7 @@ impl TextStream {
 
     /// Token ids of the prompt that the choice continues.
     pub fn prompt_token_ids(&self, choice: usize) -> &[TokenId] {
-        let prompt = self.prompts.get(choice / self.num_choices.max(1));
+        let prompt = self.prompts.get(choice / self.choices_per_prompt);
         prompt.map(|prompt| prompt.ids.as_slice()).unwrap_or_default()
     }
 
@@ -273,7 +273,7 @@ impl TextStream {
         let echoed_text = echoed.as_ref().or(pending_echo.as_ref().map(|pending| &pending.text));
         let text_offset = echoed_text.map_or(0, |text| text.chars().count());
         let first_choice = self.choices.len();
-        for _ in 0..self.num_choices {
+        for _ in 0..self.choices_per_prompt {
             let text = ChoiceText::new(Arc::clone(&self.model), stop, text_offset);
             self.choices.push(ChoiceState {
                 text,
@@ -348,13 +348,13 @@ impl TextStream {
 
     fn choice_idx(&self, prompt_idx: usize, choice: u32) -> Result<usize, RouterError> {
         let choice = choice as usize;
-        if choice >= self.num_choices {
+        if choice >= self.choices_per_prompt {
             return Err(RouterError::Internal(format!(
                 "the scheduler sent an event for choice {choice} of {}",
-                self.num_choices
+                self.choices_per_prompt
             )));
         }
-        Ok(prompt_idx * self.num_choices + choice)
+        Ok(prompt_idx * self.choices_per_prompt + choice)
     }
 
     fn append_tokens(&mut self, prompt_idx: usize, tokens: CommittedTokens) -> Result<(), RouterError> {
@@ -416,7 +416,7 @@ impl TextStream {
         if let Some(log) = &mut self.log {
             log.finished(choice, reason);
         }
-        let prompt_idx = choice / self.num_choices;
+        let prompt_idx = choice / self.choices_per_prompt;
         if self.choices[self.choices_of(prompt_idx)].iter().all(ChoiceState::is_finished) {
             self.prompts[prompt_idx].stream = None;
         }
@@ -453,7 +453,7 @@ impl TextStream {
 
     /// Indices of the prompt's choices.
     fn choices_of(&self, prompt_idx: usize) -> Range<usize> {
-        prompt_idx * self.num_choices..(prompt_idx + 1) * self.num_choices
+        prompt_idx * self.choices_per_prompt..(prompt_idx + 1) * self.choices_per_prompt
     }
 }
 

@@ -31,15 +31,13 @@ pub struct RawTools {
 pub struct ToolFieldNames {
     /// `tools` or `functions`.
     pub tools: &'static str,
-    /// Path of the name within a tool.
-    pub name: &'static str,
     /// `tool_choice` or `function_call`.
     pub choice: &'static str,
 }
 
 impl Default for ToolFieldNames {
     fn default() -> Self {
-        Self { tools: "tools", name: ".function.name", choice: "tool_choice" }
+        Self { tools: "tools", choice: "tool_choice" }
     }
 }
 
@@ -48,6 +46,8 @@ impl Default for ToolFieldNames {
 pub struct Tool {
     /// Name of the tool.
     pub name: String,
+    /// Where the client wrote the name, for messages.
+    pub name_path: String,
     /// JSON schema of the arguments, an object; absent: any object.
     pub parameters: Option<Map<String, Value>>,
 }
@@ -69,7 +69,7 @@ pub enum ToolChoice {
 impl RawTools {
     /// Checks the tools.
     pub(super) fn check(&self) -> Result<(), RouterError> {
-        let ToolFieldNames { tools: field, name: name_path, choice } = self.names;
+        let ToolFieldNames { tools: field, choice } = self.names;
         let (len, max) = (self.tools.len(), limits::TOOLS_MAX);
         if len > max {
             return Err(RouterError::invalid(
@@ -78,8 +78,8 @@ impl RawTools {
             ));
         }
         let mut names = HashSet::new();
-        for (idx, tool) in self.tools.iter().enumerate() {
-            let path = format!("{field}[{idx}]{name_path}");
+        for tool in &self.tools {
+            let path = &tool.name_path;
             let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
             let max = limits::TOOL_NAME_LEN_MAX;
             if !(1..=max).contains(&tool.name.len()) || !tool.name.chars().all(is_allowed) {
@@ -158,7 +158,7 @@ impl RawTools {
     /// matches `output`.
     fn calls_or(&self, output: &RawGrammar, model: &ModelText) -> Result<RawGrammar, RouterError> {
         let field = output.field;
-        let ToolFieldNames { tools, choice, .. } = self.names;
+        let ToolFieldNames { tools, choice } = self.names;
         let unsupported = |why: &str| {
             let message = format!(
                 "{tools} cannot be combined with {field}{why}: leave one of them out, or set {choice} to none"
@@ -235,7 +235,7 @@ impl Tool {
 
 /// Returns the syntax of calls that the model's chat template describes.
 fn tool_syntax(names: ToolFieldNames, model: &ModelText) -> Result<ToolSyntax, RouterError> {
-    let ToolFieldNames { tools, choice, .. } = names;
+    let ToolFieldNames { tools, choice } = names;
     let template = model.chat_template_for(true);
     let syntax = template.and_then(|template| ToolSyntax::from_template(template.source()));
     syntax.ok_or_else(|| {

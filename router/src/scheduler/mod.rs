@@ -78,14 +78,17 @@ pub fn queues() -> (SchedulerHandle, mpsc::Sender<WorkerEvent>, Inbox) {
     (handle, events, Inbox { submissions, workers, report_requests, orders })
 }
 
+/// Sends a message to the driver without waiting for room in this queue.
+fn send<T>(queue: &mpsc::Sender<T>, message: T, what: &'static str) -> Result<(), RouterError> {
+    queue.try_send(message).map_err(|error| match error {
+        mpsc::error::TrySendError::Full(_) => RouterError::Overloaded { what },
+        mpsc::error::TrySendError::Closed(_) => RouterError::Draining,
+    })
+}
+
 impl SchedulerHandle {
     fn send_order(&self, order: Order) -> Result<(), RouterError> {
-        self.orders.try_send(order).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => {
-                RouterError::Overloaded { what: "the scheduler's queue of orders" }
-            }
-            mpsc::error::TrySendError::Closed(_) => RouterError::Draining,
-        })
+        send(&self.orders, order, "the scheduler's queue of orders")
     }
 }
 
@@ -93,10 +96,7 @@ impl SchedulerHandle {
 impl GenerationService for SchedulerHandle {
     async fn submit(&self, request: GenerationRequest) -> Result<GenerationStream, RouterError> {
         let (reply_tx, reply_rx) = oneshot::channel();
-        self.submissions.try_send(Submission { request, reply_tx }).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => RouterError::Overloaded { what: "the scheduler's queue" },
-            mpsc::error::TrySendError::Closed(_) => RouterError::Draining,
-        })?;
+        send(&self.submissions, Submission { request, reply_tx }, "the scheduler's queue")?;
         reply_rx.await.map_err(|_| RouterError::Draining)
     }
 
@@ -114,12 +114,7 @@ impl GenerationService for SchedulerHandle {
 
     async fn report(&self) -> Result<SchedulerReport, RouterError> {
         let (reply_tx, reply_rx) = oneshot::channel();
-        self.report_requests.try_send(reply_tx).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => {
-                RouterError::Overloaded { what: "the scheduler's queue of report requests" }
-            }
-            mpsc::error::TrySendError::Closed(_) => RouterError::Draining,
-        })?;
+        send(&self.report_requests, reply_tx, "the scheduler's queue of report requests")?;
         reply_rx.await.map_err(|_| RouterError::Draining)
     }
 }

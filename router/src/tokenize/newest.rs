@@ -1,5 +1,7 @@
 //! [`tokenize_newest`]: tokenizes as much of a conversation as fits, without its oldest messages.
 
+use std::collections::HashMap;
+
 use text::{ConversationMessage, ModelText};
 
 use super::{Prompt, TokenizedPrompt, tokenize};
@@ -24,21 +26,42 @@ pub fn tokenize_newest(
         let messages = [system, &rest[start..]].concat();
         tokenize(model, Prompt::Chat { messages, template_kwargs: template_kwargs.clone() }, max_model_len)
     };
-    let starts = |may_start: fn(&ConversationMessage) -> bool| {
-        let later = rest.iter().enumerate().skip(1).filter(|(_, message)| may_start(message));
-        later.map(|(idx, _)| idx).collect::<Vec<_>>()
-    };
     let whole = tokenize_from(0);
     if fits(&whole, max_tokens) != Some(false) {
         return whole;
     }
-    let newest = first_that_fits(&starts(|message| message.role != "tool"), max_tokens, tokenize_from);
-    let newest = match newest {
+    let mut starts = starts(rest);
+    let newest = match first_that_fits(&starts, max_tokens, tokenize_from) {
         // Some templates refuse conversations that do not begin with the user.
-        Some(Err(_)) => first_that_fits(&starts(|message| message.role == "user"), max_tokens, tokenize_from),
+        Some(Err(_)) => {
+            starts.retain(|&start| rest[start].role == "user");
+            first_that_fits(&starts, max_tokens, tokenize_from)
+        }
         newest => newest,
     };
     newest.unwrap_or(whole)
+}
+
+/// The messages after the first one from which the rest may stand alone: every result in it has its call.
+fn starts(messages: &[ConversationMessage]) -> Vec<usize> {
+    let mut latest_calls = HashMap::<&str, usize>::new();
+    // For each message the first one that has to stay with it.
+    let mut needed = Vec::with_capacity(messages.len());
+    for (idx, message) in messages.iter().enumerate() {
+        let call = message.tool_call_id.as_deref().and_then(|id| latest_calls.get(id));
+        needed.push(call.copied().unwrap_or(idx));
+        latest_calls.extend(message.tool_calls.iter().filter_map(|call| Some((call["id"].as_str()?, idx))));
+    }
+    let mut starts = Vec::new();
+    let mut first_needed = messages.len();
+    for idx in (1..messages.len()).rev() {
+        first_needed = first_needed.min(needed[idx]);
+        if first_needed == idx {
+            starts.push(idx);
+        }
+    }
+    starts.reverse();
+    starts
 }
 
 /// Whether a prompt has at most `max_tokens` tokens; `None` for other errors than too many.
@@ -81,6 +104,28 @@ mod tests {
     /// A prompt of the rest of 100 tokens.
     fn rest(start: usize) -> Result<TokenizedPrompt, RouterError> {
         Ok(TokenizedPrompt { ids: vec![0; 100 - start], text: String::new(), task_type: "other" })
+    }
+
+    #[test]
+    fn no_result_is_without_its_call() {
+        let message = |role: &str, calls: &[&str], result_of: Option<&str>| ConversationMessage {
+            tool_calls: calls.iter().map(|id| serde_json::json!({ "id": id })).collect(),
+            tool_call_id: result_of.map(str::to_owned),
+            ..ConversationMessage::new(role, String::new())
+        };
+        let messages = [
+            message("user", &[], None),
+            message("assistant", &["1", "2"], None),
+            message("tool", &[], Some("1")),
+            message("user", &[], None),
+            message("tool", &[], Some("2")),
+            message("assistant", &[], None),
+            message("user", &[], None),
+            message("assistant", &["1"], None),
+            message("tool", &[], Some("1")),
+        ];
+        assert_eq!(starts(&messages), [1, 5, 6, 7]);
+        assert!(starts(&messages[..1]).is_empty() && starts(&[]).is_empty());
     }
 
     #[test]

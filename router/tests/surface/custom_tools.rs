@@ -1,10 +1,10 @@
-//! Custom tools of the responses API, and requests of the Codex CLI, which has such a tool.
+//! Custom tools and namespaces of the responses API, and requests of the Codex CLI, which has both.
 
 use serde_json::{Value, json};
 
 use crate::client::MODEL;
 use crate::responses::events;
-use crate::tools::{TEMPLATE, router_with};
+use crate::tools::{TEMPLATE, router_with, weather};
 
 const CHAT: &str = "/v1/chat/completions";
 const RESPONSES: &str = "/v1/responses";
@@ -102,6 +102,57 @@ async fn a_call_has_the_text_as_its_input() {
 }
 
 #[tokio::test]
+async fn a_tool_of_a_namespace_is_a_function_with_both_names() {
+    let call =
+        r#"<tool_call>{"name": "mcp__weather__get_weather", "arguments": {"city": "Bern"}}</tool_call>"#;
+    let router = router_with(TEMPLATE).with_reply(call);
+    let mut tool = weather()["function"].clone();
+    tool["name"] = json!("mcp__weather__get_weather");
+    let messages = json!([{ "role": "user", "content": "hi" }]);
+    let tools = json!([{ "type": "function", "function": tool }]);
+    router.ok(CHAT, &json!({ "model": MODEL, "messages": messages, "tools": tools })).await;
+    let expected = router.lanes.take_one().prompt_ids;
+
+    let mut tool = weather()["function"].clone();
+    tool["type"] = json!("function");
+    let namespace =
+        json!({ "type": "namespace", "name": "mcp__weather", "description": "Forecasts.", "tools": [tool] });
+    let request = |fields: Value| {
+        let mut body = request(json!({ "tools": [namespace] }));
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        body
+    };
+    let whole = router.ok(RESPONSES, &request(json!({}))).await;
+    assert_eq!(router.lanes.take_one().prompt_ids, expected);
+    assert_eq!(whole["tools"], json!([namespace]));
+    let item = &whole["output"][1];
+    assert_eq!(
+        (&item["type"], &item["namespace"], &item["name"], &item["arguments"]),
+        (
+            &json!("function_call"),
+            &json!("mcp__weather"),
+            &json!("get_weather"),
+            &json!(r#"{"city":"Bern"}"#)
+        )
+    );
+    let events = events(&router, &request(json!({ "stream": true }))).await;
+    let named = |kind: &str| events.iter().find(|event| event["type"] == kind).unwrap()["name"].clone();
+    assert_eq!(named("response.function_call_arguments.done"), "get_weather");
+    router.lanes.take_submitted();
+
+    let result = json!({
+        "type": "function_call_output", "call_id": item["call_id"], "namespace": "mcp__weather",
+        "name": "get_weather", "output": "sun",
+    });
+    let continued = json!({ "input": [result], "previous_response_id": whole["id"] });
+    router.ok(RESPONSES, &request(continued)).await;
+    let prompt = router.lanes.take_one().prompt_ids;
+    let resent = json!([{ "role": "user", "content": "hi" }, whole["output"][0], item, result]);
+    router.ok(RESPONSES, &request(json!({ "input": resent }))).await;
+    assert_eq!(router.lanes.take_one().prompt_ids, prompt, "the call is sent back as it was");
+}
+
+#[tokio::test]
 async fn requests_of_the_codex_cli_are_accepted() {
     let router = router_with(TEMPLATE).with_reply(&reply());
     let metadata = json!({ "turn_id": "1" });
@@ -115,8 +166,13 @@ async fn requests_of_the_codex_cli_are_accepted() {
         "type": "function", "name": "exec_command", "description": "Runs a command.", "strict": false,
         "parameters": { "type": "object", "properties": { "cmd": { "type": "string" } }, "required": ["cmd"] },
     });
+    let namespace = json!({
+        "type": "namespace", "name": "mcp__files", "description": "Tools in the mcp__files namespace.",
+        "tools": [shell],
+    });
     let body = json!({
-        "model": MODEL, "instructions": "You edit files.", "tools": [shell, tool()], "tool_choice": "auto",
+        "model": MODEL, "instructions": "You edit files.", "tools": [shell, tool(), namespace],
+        "tool_choice": "auto",
         "input": [message("developer", "Be brief."), message("user", "hi")], "parallel_tool_calls": false,
         "reasoning": null, "store": false, "stream": true, "include": ["reasoning.encrypted_content"],
         "prompt_cache_key": "1", "client_metadata": { "x-codex-installation-id": "1" },

@@ -100,6 +100,11 @@ async fn errors_name_the_older_fields() {
             "functions",
             "cannot be combined with tools",
         ),
+        (
+            json!({ "functions": functions, "tool_choice": "none" }),
+            "functions",
+            "cannot be combined with tools or tool_choice",
+        ),
         (json!({ "function_call": { "name": "f" } }), "function_call", "is not one of the functions"),
         (
             json!({ "function_call": { "name": "f" }, "tools": [weather()] }),

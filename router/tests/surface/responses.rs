@@ -268,6 +268,12 @@ const REFUSED: &str = r#"{"input": null} | input | input is required
 {"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "ebnf"}}]} | tools[0].format.syntax | must be lark or regex
 {"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "lark"}}]} | tools[0].format.definition | must be a string
 {"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "regex", "definition": "a"}}], "tool_choice": "required"} | tools[0].format | set tool_choice to auto
+{"tools": [{"type": "namespace", "tools": []}]} | tools[0].name | tools[0].name must be a string
+{"tools": [{"type": "namespace", "name": "n"}]} | tools[0].tools | must be a list of tools
+{"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "web_search"}]}]} | tools[0].tools[0].type | other tools are not supported
+{"tools": [{"type": "function", "name": "n__f"}, {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]}]} | tools[1].tools[0].name | two tools are named `n__f`
+{"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "f", "format": {"type": "xml"}}]}]} | tools[0].tools[0].format.type | must be text or grammar
+{"input": [{"type": "function_call", "call_id": "1", "namespace": 1, "name": "f", "arguments": "{}"}]} | input[0].namespace | input[0].namespace must be a string
 {"input": [{"type": "custom_tool_call", "call_id": "1", "name": "f"}]} | input[0].input | input[0].input is required
 {"input": [{"type": "custom_tool_call_output", "call_id": "1", "output": "x"}]} | input[0].call_id | is `1`, which matches no earlier call
 {"tools": [{"type": "function", "function": {"name": "f"}}]} | tools[0].name | tools[0].name must be a string

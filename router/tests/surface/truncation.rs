@@ -72,10 +72,15 @@ async fn as_few_items_as_possible_are_left_out() {
     assert!((1..items.len() - 1).contains(&start), "{start}");
     assert_eq!(prompt, longest);
 
-    // The stored conversation is complete; a short one is not changed.
-    let continued = json!({ "truncation": "auto", "previous_response_id": answer["id"] });
-    router.ok(RESPONSES, &request(&items[..1], continued)).await;
-    router.lanes.take_submitted();
+    // The stored conversation is complete: together with another item it is as long as all of them.
+    let more = json!({ "role": "user", "content": "more" });
+    let all = [items.as_slice(), &[answer["output"][0].clone(), more.clone()]].concat();
+    let resent = router.post_json(RESPONSES, &request(&all, json!({}))).await;
+    let continued = request(&[more], json!({ "previous_response_id": answer["id"] }));
+    let continued = router.post_json(RESPONSES, &continued).await;
+    assert_eq!((continued.status.as_u16(), continued.json()), (400, resent.json()));
+
+    // A conversation that fits is not changed.
     router.ok(RESPONSES, &request(&items[..1], fields)).await;
     let short = router.lanes.take_one().prompt_ids;
     router.ok(RESPONSES, &request(&items[..1], json!({ "instructions": "Be brief." }))).await;

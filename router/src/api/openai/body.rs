@@ -285,18 +285,19 @@ impl Body {
 
     /// Takes the tools, in their newer or older form.
     fn take_tools(&mut self) -> Result<(ParsedTools, CallField), RouterError> {
-        let (tools, functions) = (self.tools.take(), self.functions.take());
-        let (tools, functions) = (tools.unwrap_or_default(), functions.unwrap_or_default());
+        let tools = self.tools.take().unwrap_or_default();
+        let choice = ToolFormat::Nested.parse_choice(self.tool_choice.as_ref())?;
+        let functions = self.functions.take().unwrap_or_default();
         let function_choice = parse_choice(self.function_call.as_ref())?;
-        let is_called_by_name = matches!(function_choice, ToolChoice::Named(_));
-        if functions.is_empty() && !is_called_by_name {
-            let choice = ToolFormat::Nested.parse_choice(self.tool_choice.as_ref())?;
+        if functions.is_empty() && !matches!(function_choice, ToolChoice::Named(_)) {
             let parsed = ToolFormat::Nested.parse(tools, choice, self.parallel_tool_calls)?;
             return Ok((parsed, CallField::ToolCalls));
         }
-        if !tools.is_empty() {
+        if !tools.is_empty() || choice != ToolChoice::Auto {
             let field = if functions.is_empty() { "function_call" } else { "functions" };
-            let message = format!("{field} cannot be combined with tools: send only tools and tool_choice");
+            let message = format!(
+                "{field} cannot be combined with tools or tool_choice: send only these, which are newer"
+            );
             return Err(RouterError::invalid(field, message));
         }
         let parsed = ToolFormat::Function.parse(functions, function_choice, Some(false))?;

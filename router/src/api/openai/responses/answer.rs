@@ -6,7 +6,8 @@ use speculation::FinishReason;
 
 use super::ID_PREFIX;
 use super::body::{ResponseOptions, function_call_id};
-use crate::api::custom_tools::{self, input_of};
+use super::custom_tools::input_of;
+use super::tools::{ClientTool, ClientTools};
 use crate::api::functions::unique_part;
 use crate::api::openai::response::{ASSISTANT, MetricsBody};
 use crate::api::parsed_output::OutputPart;
@@ -75,9 +76,25 @@ pub(super) enum Item<'a> {
     /// Content of the model.
     Message { id: String, status: &'static str, role: &'static str, content: Vec<Content<'a>> },
     /// A call of a function.
-    FunctionCall { id: String, call_id: String, name: &'a str, arguments: &'a str, status: &'static str },
+    FunctionCall {
+        id: String,
+        call_id: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<&'a str>,
+        name: &'a str,
+        arguments: &'a str,
+        status: &'static str,
+    },
     /// A call of a custom tool.
-    CustomToolCall { id: String, call_id: String, name: &'a str, input: String, status: &'static str },
+    CustomToolCall {
+        id: String,
+        call_id: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<&'a str>,
+        name: &'a str,
+        input: String,
+        status: &'static str,
+    },
     /// Reasoning of the model.
     Reasoning { id: String, summary: [(); 0], content: Vec<Content<'a>>, status: &'static str },
 }
@@ -93,15 +110,12 @@ pub(super) enum ItemKind {
 
 impl ItemKind {
     /// Returns the kind of a part's item.
-    pub(super) fn new(options: &ResponseOptions, part: &OutputPart) -> Self {
+    pub(super) fn new(part: &OutputPart, client_tools: &ClientTools) -> Self {
         match part {
             OutputPart::Text(_) => Self::Message,
             OutputPart::Reasoning(_) => Self::Reasoning,
-            OutputPart::Call { call, .. } => {
-                let is_custom =
-                    |tool: &Value| tool["type"] == custom_tools::TYPE && tool["name"] == call.name;
-                if options.tools.iter().any(is_custom) { Self::CustomToolCall } else { Self::FunctionCall }
-            }
+            OutputPart::Call { call, .. } if client_tools.get(&call.name).is_custom => Self::CustomToolCall,
+            OutputPart::Call { .. } => Self::FunctionCall,
         }
     }
 }
@@ -146,23 +160,27 @@ impl<'a> Content<'a> {
 }
 
 impl<'a> Item<'a> {
-    /// Creates the item of a part of this kind from what is known so far.
+    /// Creates the item of a part from what is known so far.
     pub(super) fn new(
-        (id, status): (String, &'static str),
+        id: String,
+        status: &'static str,
         response_id: &str,
-        kind: ItemKind,
         part: &'a OutputPart,
+        client_tools: &'a ClientTools,
     ) -> Self {
         let content = Content::from_part(part).into_iter().collect();
         match part {
             OutputPart::Text(_) => Self::Message { id, status, role: ASSISTANT, content },
             OutputPart::Reasoning(_) => Self::Reasoning { id, summary: [], content, status },
             OutputPart::Call { idx, call } => {
-                let (call_id, name) = (function_call_id(response_id, *idx), call.name.as_str());
-                if kind == ItemKind::CustomToolCall {
-                    Self::CustomToolCall { id, call_id, name, input: input_of(&call.arguments), status }
+                let call_id = function_call_id(response_id, *idx);
+                let ClientTool { namespace, name, is_custom } = client_tools.get(&call.name);
+                if is_custom {
+                    let input = input_of(&call.arguments);
+                    Self::CustomToolCall { id, call_id, namespace, name, input, status }
                 } else {
-                    Self::FunctionCall { id, call_id, name, arguments: &call.arguments, status }
+                    let arguments = &call.arguments;
+                    Self::FunctionCall { id, call_id, namespace, name, arguments, status }
                 }
             }
         }
@@ -177,11 +195,12 @@ impl<'a> Item<'a> {
             Self::Reasoning { id, summary, .. } => {
                 Self::Reasoning { id, summary, content: Vec::new(), status: IN_PROGRESS }
             }
-            Self::FunctionCall { id, call_id, name, .. } => {
-                Self::FunctionCall { id, call_id, name, arguments: "", status: IN_PROGRESS }
+            Self::FunctionCall { id, call_id, namespace, name, .. } => {
+                Self::FunctionCall { id, call_id, namespace, name, arguments: "", status: IN_PROGRESS }
             }
-            Self::CustomToolCall { id, call_id, name, .. } => {
-                Self::CustomToolCall { id, call_id, name, input: String::new(), status: IN_PROGRESS }
+            Self::CustomToolCall { id, call_id, namespace, name, .. } => {
+                let input = String::new();
+                Self::CustomToolCall { id, call_id, namespace, name, input, status: IN_PROGRESS }
             }
         }
     }
@@ -218,15 +237,14 @@ pub(super) fn item_status(idx: usize, parts: &[OutputPart], finish: Option<Finis
 
 /// Creates all items of a complete answer.
 fn items<'a>(
-    options: &ResponseOptions,
+    client_tools: &'a ClientTools,
     response_id: &str,
     parts: &'a [OutputPart],
     finish: FinishReason,
 ) -> Vec<Item<'a>> {
     let item = |(idx, part)| {
-        let kind = ItemKind::new(options, part);
-        let (id, status) = (item_id(response_id, kind, idx), item_status(idx, parts, Some(finish)));
-        Item::new((id, status), response_id, kind, part)
+        let id = item_id(response_id, ItemKind::new(part, client_tools), idx);
+        Item::new(id, item_status(idx, parts, Some(finish)), response_id, part, client_tools)
     };
     parts.iter().enumerate().map(item).collect()
 }
@@ -242,7 +260,7 @@ impl<'a> ResponseObject<'a> {
             ResponseState::Running => (IN_PROGRESS, Vec::new(), None),
             ResponseState::Failed(_) => ("failed", Vec::new(), None),
             ResponseState::Ended { parts, finish, usage } => {
-                (status_of(finish), items(options, &info.id, parts, finish), Some(usage))
+                (status_of(finish), items(&options.client_tools, &info.id, parts, finish), Some(usage))
             }
         };
         let failed = |error: &RouterError| json!({ "code": "server_error", "message": error.message() });

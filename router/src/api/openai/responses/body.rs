@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::input::read_item;
 use super::input_items;
 use super::references::resolve;
+use super::tools::{ClientTools, as_functions};
 use crate::api::conversation::{ConversationBuilder, set_reasoning_effort};
 use crate::api::disabled::is_disabled;
 use crate::api::functions::{ToolFormat, call_id};
@@ -139,6 +140,7 @@ pub(super) struct ResponseOptions {
     pub(super) user: Option<String>,
     /// As sent, or the default.
     pub(super) tools: Vec<Value>,
+    pub(super) client_tools: ClientTools,
     pub(super) tool_choice: Value,
     pub(super) parallel_tool_calls: bool,
     pub(super) text_format: Value,
@@ -214,7 +216,8 @@ impl Body {
         let tool_choice = self.tool_choice.unwrap_or_else(|| json!("auto"));
         let tools = self.tools.unwrap_or_default();
         let choice = ToolFormat::Flat.parse_choice(Some(&tool_choice))?;
-        let mut parsed_tools = ToolFormat::Flat.parse(tools.clone(), choice, self.parallel_tool_calls)?;
+        let (functions, client_tools) = as_functions(tools.clone(), &choice)?;
+        let mut parsed_tools = ToolFormat::Flat.parse_at(functions, choice, self.parallel_tool_calls)?;
         let reasoning = self.reasoning.map(|Object(reasoning)| reasoning).unwrap_or_default();
         let reasoning_effort = reasoning.into_effort()?;
         let mut template_kwargs = Map::new();
@@ -259,6 +262,7 @@ impl Body {
             user: self.user,
             parallel_tool_calls: parsed_tools.raw.parallel,
             tools,
+            client_tools,
             tool_choice,
             text_format,
             reasoning_effort,

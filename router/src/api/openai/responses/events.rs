@@ -6,7 +6,7 @@ use speculation::FinishReason;
 
 use super::answer::{Content, Item, ItemKind, ResponseObject, ResponseState, item_id, item_status};
 use super::body::ResponseOptions;
-use crate::api::custom_tools::input_of;
+use super::custom_tools::input_of;
 use crate::api::parsed_output::{OutputPart, ParsedOutput, PartEvent};
 use crate::api::sse::{EventEncoder, write_named_event};
 use crate::error::RouterError;
@@ -78,8 +78,8 @@ impl ResponseEvents {
     fn write_part_event(&mut self, part_event: &PartEvent, events: &mut Vec<u8>) {
         let (PartEvent::Started(idx) | PartEvent::Delta(idx, _) | PartEvent::Done(idx)) = *part_event;
         let (parts, number) = (self.output.parts(), &mut self.sequence_number);
-        let part = &parts[idx];
-        let kind = ItemKind::new(&self.options, part);
+        let (part, client_tools) = (&parts[idx], &self.options.client_tools);
+        let kind = ItemKind::new(part, client_tools);
         let id = item_id(&self.response_id, kind, idx);
         let is_text = !matches!(part, OutputPart::Call { .. });
         let base_event = || ContentEvent {
@@ -88,7 +88,7 @@ impl ResponseEvents {
             content_index: is_text.then_some(0),
             ..ContentEvent::default()
         };
-        let item = |status| Item::new((id.clone(), status), &self.response_id, kind, part);
+        let item = |status| Item::new(id.clone(), status, &self.response_id, part, client_tools);
         let logprobs = matches!(part, OutputPart::Text(_)).then_some([]);
         match part_event {
             PartEvent::Started(_) => {
@@ -119,7 +119,7 @@ impl ResponseEvents {
                         ContentEvent { input: Some(&input), ..base_event() }
                     }
                     OutputPart::Call { call, .. } => ContentEvent {
-                        name: Some(&call.name),
+                        name: Some(client_tools.get(&call.name).name),
                         arguments: Some(&call.arguments),
                         ..base_event()
                     },

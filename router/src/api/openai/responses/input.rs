@@ -3,8 +3,9 @@
 
 use serde_json::{Map, Value};
 
+use super::custom_tools::arguments_of;
+use super::tools::function_name;
 use crate::api::conversation::ConversationBuilder;
-use crate::api::custom_tools::arguments_of;
 use crate::api::functions::parse_arguments;
 use crate::error::RouterError;
 
@@ -55,22 +56,30 @@ impl Item<'_> {
 
     fn call(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
         // openai-python adds the parsed arguments to the calls of an answer.
-        self.check_fields(&["call_id", "name", "arguments", "parsed_arguments"])?;
+        self.check_fields(&["call_id", "namespace", "name", "arguments", "parsed_arguments"])?;
         let arguments = self.fields.get("arguments").unwrap_or(&Value::Null);
         let arguments = parse_arguments(&format!("{}.arguments", self.path), arguments)?;
-        builder.push_tool_call(self.text("call_id")?, self.text("name")?, arguments);
+        builder.push_tool_call(self.text("call_id")?, &self.function()?, arguments);
         Ok(())
     }
 
     fn custom_call(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
-        self.check_fields(&["call_id", "name", "input"])?;
+        self.check_fields(&["call_id", "namespace", "name", "input"])?;
         let arguments = arguments_of(self.text("input")?);
-        builder.push_tool_call(self.text("call_id")?, self.text("name")?, arguments);
+        builder.push_tool_call(self.text("call_id")?, &self.function()?, arguments);
         Ok(())
     }
 
+    /// Name of the function that stands for the called tool.
+    fn function(&self) -> Result<String, RouterError> {
+        let name = self.text("name")?;
+        let is_in_namespace = self.fields.get("namespace").is_some_and(|namespace| !namespace.is_null());
+        if is_in_namespace { Ok(function_name(self.text("namespace")?, name)) } else { Ok(name.to_owned()) }
+    }
+
     fn output(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
-        self.check_fields(&["call_id", "output"])?;
+        // The Codex CLI repeats the name of some tools.
+        self.check_fields(&["call_id", "namespace", "name", "output"])?;
         let output = self.content("output", &["input_text", "output_text", "text"])?;
         builder.push_tool_result(&format!("{}.call_id", self.path), self.text("call_id")?, output)
     }

@@ -1,14 +1,17 @@
 //! OpenAI's responses API: `/v1/responses`. A body becomes the same request as a chat completion's ([`body`],
-//! [`input`]), and the text becomes one response object ([`answer`]) or its stream of events ([`events`]).
-//! Responses are stored for a while in [`crate::pipeline::response_store`], so that a later request can
-//! continue one, refer to its items ([`references`]) or list those of its input ([`input_items`]).
+//! [`input`], [`tools`]), and the text becomes one response object ([`answer`]) or its stream of events
+//! ([`events`]). Responses are stored for a while in [`crate::pipeline::response_store`], so that a later
+//! request can continue one, refer to its items ([`references`]) or list those of its input
+//! ([`input_items`]).
 
 mod answer;
 mod body;
+mod custom_tools;
 mod events;
 mod input;
 pub(in crate::api) mod input_items;
 mod references;
+mod tools;
 
 use std::sync::Arc;
 

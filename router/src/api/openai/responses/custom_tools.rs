@@ -1,6 +1,5 @@
-//! Custom tools of the responses API: their input is a text, not JSON. Chat templates describe only
-//! functions, so the model gets a function with the text as its one argument, and answers contain the text
-//! again.
+//! Custom tools: their input is a text, not JSON. Chat templates describe only functions, so the model gets a
+//! function with the text as its one argument, and answers contain the text again.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -17,10 +16,10 @@ struct Arguments {
     input: String,
 }
 
-/// Returns the function for a tool of this type. A grammar of the input becomes part of the description: with
-/// `tool_choice` auto no arguments are constrained, and within JSON a text cannot be.
-pub(super) fn as_function(idx: usize, mut tool: Value, choice: &ToolChoice) -> Result<Value, RouterError> {
-    let path = format!("tools[{idx}].format");
+/// Returns the function for the custom tool at this path. A grammar of the input becomes part of the
+/// description: with `tool_choice` auto no arguments are constrained, and within JSON a text cannot be.
+pub(super) fn as_function(path: &str, mut tool: Value, choice: &ToolChoice) -> Result<Value, RouterError> {
+    let path = format!("{path}.format");
     let grammar = read_format(&path, &tool["format"])?;
     let is_required = match choice {
         ToolChoice::Required => true,

@@ -1,6 +1,9 @@
 //! Tests of both ends of a generation's channel.
 
+use speculation::{TokenId, TokenLogprobs};
+
 use super::*;
+use crate::generation::{CommittedTokens, SpeculationUsage};
 
 fn tokens(choice: u32, id: TokenId) -> GenerationEvent {
     GenerationEvent::Tokens(CommittedTokens {
