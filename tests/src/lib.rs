@@ -11,7 +11,8 @@
 //! network, [`hostile_target`] an untrusted target, and [`chaos`] injects faults of every kind into a whole
 //! fleet; the program `chaos` prints their effect. [`untrusted`] parses untrusted bytes wherever the programs
 //! do, for the fuzzer in `fuzz/` and for the gate. [`acceptance`] and [`tree_shapes`] measure instead of
-//! judging; the program `acceptance-table` prints their results.
+//! judging; the program `acceptance-table` prints their results. [`block_verification`] is a rule of the
+//! literature that the example `tree_shapes` compares with the served ones.
 //!
 //! The tests themselves are in `tests/`, one file per guarantee. Nothing in this crate is ever shipped.
 
@@ -19,6 +20,7 @@
 
 pub mod acceptance;
 pub mod authority;
+pub mod block_verification;
 pub mod case;
 pub mod chaos;
 pub mod checkpoint_copy;
