@@ -4,8 +4,8 @@
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
-/// Total memory in bytes: the machine's, or the lowest limit of this process's control groups if that is lower.
-/// `None` if the system does not report it.
+/// Total memory in bytes: the machine's, or the lowest limit of this process's control groups if that is
+/// lower. `None` if the system does not report it.
 pub fn total_bytes() -> Option<u64> {
     let machine = kibibytes(&read_to_string("/proc/meminfo").ok()?, "MemTotal:")?;
     let limit = own_groups().filter_map(|group| group.limit(&read)).min();
@@ -76,13 +76,14 @@ impl MemoryGroup {
         read(&self.dir.join(self.files.limit))?.trim().parse().ok()
     }
 
-    /// Bytes that its limit leaves, if it has one. Usage includes the page cache, which can be reclaimed.
+    /// Bytes that its limit leaves, if it has one. Usage includes the page cache, which can be reclaimed. The
+    /// kernel counts the two at different times, so the cache may seem larger than the usage.
     fn left(&self, read: &impl Fn(&Path) -> Option<String>) -> Option<u64> {
         let limit = self.limit(read)?;
         let used: u64 = read(&self.dir.join(self.files.usage))?.trim().parse().ok()?;
         let stat = read(&self.dir.join("memory.stat")).unwrap_or_default();
         let cache = number_after(&stat, self.files.cache).unwrap_or(0);
-        Some(limit.saturating_sub(used).saturating_add(cache))
+        Some(limit.saturating_sub(used.saturating_sub(cache)))
     }
 }
 
@@ -99,7 +100,7 @@ fn number_after(text: &str, start: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    const FILES: [(&str, &str); 9] = [
+    const FILES: [(&str, &str); 12] = [
         ("/sys/fs/cgroup/memory.max", "max\n"),
         ("/sys/fs/cgroup/system.slice/memory.max", "4096\n"),
         ("/sys/fs/cgroup/system.slice/memory.current", "3000\n"),
@@ -107,6 +108,9 @@ mod tests {
         ("/sys/fs/cgroup/system.slice/target.service/memory.max", "max\n"),
         ("/sys/fs/cgroup/small/memory.max", "1024\n"),
         ("/sys/fs/cgroup/small/memory.current", "1030\n"),
+        ("/sys/fs/cgroup/idle/memory.max", "1024\n"),
+        ("/sys/fs/cgroup/idle/memory.current", "100\n"),
+        ("/sys/fs/cgroup/idle/memory.stat", "file 300\n"),
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "2048\n"),
         ("/sys/fs/cgroup/memory/memory.usage_in_bytes", "48\n"),
     ];
@@ -121,6 +125,7 @@ mod tests {
             ("0::/\n", None, None),
             ("0::/system.slice/target.service\n", Some(4_096), Some(2_096)),
             ("0::/small\n", Some(1_024), Some(0)),
+            ("0::/idle\n", Some(1_024), Some(1_024)),
             // Version 1, in a container that sees the host's path but only its own group.
             (
                 "12:cpu,cpuacct:/docker/1\n9:memory:/docker/1\n1:name=systemd:/docker/1\n",

@@ -113,8 +113,8 @@ impl WorkerCost {
         self.forward_us(ForwardShape::plain(rows, context))
     }
 
-    /// Predicted microseconds that a draft takes longer if its request brings `rows` committed ids, more than a
-    /// round with `k` drafted tokens commits.
+    /// Predicted microseconds that a draft takes longer if its request brings `rows` committed ids, more than
+    /// a round with `k` drafted tokens commits.
     pub fn catch_up_us(&self, rows: u32, k: u32, (sequences, context): (u32, f64)) -> f64 {
         let missed = f64::from(rows.saturating_sub(k + 1));
         let step = ForwardShape::plain(f64::from(sequences.max(1)), context);
@@ -156,8 +156,8 @@ impl WorkerCost {
         low.1.max(high.1 * rows / high.0) + kv
     }
 
-    /// Predicted microseconds by which `larger` takes longer than `forward`, which it extends. Both get the same
-    /// correction: corrections of different numbers of rows differ by noise, which must not count as a
+    /// Predicted microseconds by which `larger` takes longer than `forward`, which it extends. Both get the
+    /// same correction: corrections of different numbers of rows differ by noise, which must not count as a
     /// difference between the two.
     pub fn added_us(&self, forward: ForwardShape, larger: ForwardShape) -> f64 {
         if larger.rows > self.times.max_rows() {

@@ -14,9 +14,12 @@ pub struct PromptTime {
 
 impl PromptTime {
     /// Records a forward: the microseconds that rows of rounds take in it, and those that prompts added;
-    /// `None`: it had no prompts.
+    /// `None`: it had no prompts. If the rows take no time, as a worker may report, nothing is compared.
     pub fn observe(&mut self, rounds_us: f64, added_us: Option<f64>) {
         self.forwards += u64::from(added_us.is_some());
+        if rounds_us <= 0.0 {
+            return;
+        }
         let (share, added_us) = added_us.map_or((0.0, 0.0), |added_us| (1.0, added_us.max(0.0)));
         for (mean, value) in
             [(&mut self.share, share), (&mut self.added_us, added_us), (&mut self.rounds_us, rounds_us)]
@@ -76,5 +79,13 @@ mod tests {
         let before = means(&prompts);
         prompts.observe_alone();
         assert_eq!((prompts.forwards(), means(&prompts)), (1_001, before));
+    }
+
+    #[test]
+    fn rows_that_take_no_time_make_no_forward_infinitely_longer() {
+        let mut prompts = PromptTime::default();
+        prompts.observe(10_000.0, None);
+        (0..100_000).for_each(|_| prompts.observe(0.0, Some(8_000.0)));
+        assert_eq!((prompts.forwards(), prompts.stretch()), (100_000, 1.0));
     }
 }

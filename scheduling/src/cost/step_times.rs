@@ -32,6 +32,11 @@ pub struct BatchTimePoint {
 }
 
 impl BatchTimePoint {
+    /// Whether such a forward exists: each of its sequences has a row.
+    pub(crate) fn is_possible(&self) -> bool {
+        self.sequences > 0 && self.rows >= self.sequences
+    }
+
     /// The forward that was measured.
     pub fn forward(&self) -> ForwardShape {
         let Self { sequences, rows, kv_tokens, .. } = *self;
@@ -108,7 +113,7 @@ impl StepTimes {
             .filter(KvSample::has_longer_context);
         let of_batches = batches
             .iter()
-            .filter(|batch| batch.sequences > 0 && batch.rows >= batch.sequences)
+            .filter(|batch| batch.is_possible())
             .map(|batch| short.sample(batch.forward(), batch.micros as f64))
             .filter(|sample| sample.has_longer_context() && sample.forward.rows <= short.max_rows());
         let mut samples: Vec<KvSample> = of_one.collect();
@@ -220,6 +225,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::profile::{PROFILED_BATCH_ROWS, PROFILED_BATCHES};
 
     fn point(rows: u32, kv_tokens: u64, micros: u64) -> StepTimePoint {
         StepTimePoint { rows, kv_tokens, micros }
@@ -284,13 +290,12 @@ mod tests {
             .flat_map(|kv| PROFILED_ROWS.map(|rows| point(rows, kv.into(), measured(1, rows, kv))))
             .collect();
         let of_each = |(sequences, kv): (u32, u32)| {
-            [1, 5].map(|each| {
+            PROFILED_BATCH_ROWS.map(|each| {
                 let rows = sequences * each;
                 batch(sequences, rows, kv.into(), measured(sequences, rows, kv))
             })
         };
-        let batches: Vec<BatchTimePoint> =
-            [(8, 2_048), (8, 8_192), (32, 2_048), (32, 8_192)].into_iter().flat_map(of_each).collect();
+        let batches: Vec<BatchTimePoint> = PROFILED_BATCHES.into_iter().flat_map(of_each).collect();
         let (without, with) = (StepTimes::new(&points), StepTimes::with_batches(&points, &batches));
         for (sequences, rows, context) in
             [(16.0, 48.0, 4_000.0), (32.0, 32.0, 6_000.0), (24.0, 96.0, 3_000.0), (8.0, 40.0, 2_048.0)]

@@ -9,8 +9,8 @@ use crate::prompt_time::PromptTime;
 /// Iterations for the number of groups that a draft worker drafts for at once and the time that this takes.
 const ITERATIONS: u32 = 3;
 
-/// Mean share of a running step that is left when a group or draft arrives at a random time and has to wait for
-/// its end.
+/// Mean share of a running step that is left when a group or draft arrives at a random time and has to wait
+/// for its end.
 const MEAN_REMAINDER: f64 = 0.5;
 
 /// A draft that returns later than this share of a forward after the second or a later forward began has
@@ -161,9 +161,9 @@ impl RoundPricer<'_> {
         found
     }
 
-    /// Time that the lane's drafts, of this many forwards, take from a target on the same cores. Forwards that
-    /// the draft worker shares with sequences of other lanes run without the lane as well; only what its
-    /// sequences add to them counts.
+    /// Time that the lane's drafts, of this many forwards, take from a target on the same cores. Forwards
+    /// that the draft worker shares with sequences of other lanes run without the lane as well; only what
+    /// its sequences add to them counts.
     fn drafting_us(&self, steps: f64, at_worker: f64) -> f64 {
         let Load { sequences, other_sequences, other_plain_sequences, .. } = *self.load;
         if !self.load.shares_cores || other_sequences == 0 {
@@ -196,9 +196,10 @@ impl RoundPricer<'_> {
         }
         // Plain steps of other lanes follow each other without a pause, so a draft waits for the next forward
         // to begin.
-        let plain_us = self.forward_us(0.0, 0.0);
+        let bare_us = self.target.forward_us(self.forward(0.0, 0.0));
+        let plain_us = bare_us * self.prompts.stretch();
         let groups = f64::from(num_groups);
-        let forwards = (1.0 + self.forwards_missed(away_us, plain_us + wire_us)).max(groups);
+        let forwards = (1.0 + self.forwards_missed(away_us, bare_us + wire_us)).max(groups);
         let busy_us = groups * verify_us + (forwards - groups) * plain_us;
         (busy_us + forwards * wire_us, (forwards, groups))
     }
@@ -215,13 +216,11 @@ impl RoundPricer<'_> {
         f64::from(other_rows - other_plain_sequences) / f64::from(drafting.max(1))
     }
 
-    /// Number of forwards that begin while a draft is away, if one begins every `interval_us` on average.
+    /// Number of forwards that begin while a draft is away, if without prompts one begins every `bare_us`.
     /// Forwards with prompts take longer.
-    fn forwards_missed(&self, away_us: f64, interval_us: f64) -> f64 {
-        let prompts = &self.prompts;
-        let bare_us = interval_us / prompts.stretch();
-        let long_us = bare_us + prompts.added_where_present_us();
-        let share = prompts.share();
+    fn forwards_missed(&self, away_us: f64, bare_us: f64) -> f64 {
+        let long_us = bare_us + self.prompts.added_where_present_us();
+        let share = self.prompts.share();
         (1.0 - share) * forwards_begun(away_us / bare_us) + share * forwards_begun(away_us / long_us)
     }
 }
@@ -241,9 +240,14 @@ mod tests {
 
     /// A worker whose forwards take the same time for any number of rows, without network delay.
     fn flat(micros: u64) -> WorkerCost {
+        remote(micros, Duration::ZERO)
+    }
+
+    /// The same behind a network delay.
+    fn remote(micros: u64, delay: Duration) -> WorkerCost {
         let points = [1, 4_096].map(|rows| StepTimePoint { rows, kv_tokens: 0, micros });
         let mut cost = WorkerCost::new(StepTimes::new(&points));
-        (0..5).for_each(|_| cost.observe_wire(Duration::ZERO, Duration::ZERO));
+        (0..5).for_each(|_| cost.observe_wire(delay, Duration::ZERO));
         cost
     }
 
@@ -380,5 +384,16 @@ mod tests {
         }
         let rounds = [0, 3, 4].map(|k| round_us(&load(8, 8), &target, k).round());
         assert_eq!(rounds, [18_000.0, 36_000.0, 36_000.0]);
+    }
+
+    #[test]
+    fn prompts_stretch_forwards_and_no_network_delay() {
+        let (mut target, draft, load) = (remote(10_000, Duration::from_millis(20)), flat(4_000), load(8, 8));
+        (0..1_000).for_each(|_| target.prompts.observe(10_000.0, Some(5_000.0)));
+        let prompts = target.prompts;
+        let prices = RoundPricer { load: &load, groups_max: 1, prompts, target: &target, draft: &draft };
+        // A forward begins every 35 ms, and the draft is away for 20 ms more than it takes.
+        let forwards = [14_000.0, 49_000.0].map(|draft_us| prices.at_target(1, draft_us, 15_000.0, 0.0).1.0);
+        assert_eq!(forwards.map(f64::round), [2.0, 3.0]);
     }
 }

@@ -469,7 +469,7 @@ fn clamp_reported(info: WorkerInfo) -> WorkerInfo {
     }
     let mut batch_times = info.batch_times;
     batch_times.truncate(MAX_ENTRIES);
-    batch_times.retain(|batch| batch.sequences > 0 && batch.rows >= batch.sequences);
+    batch_times.retain(|batch| batch.is_possible());
     for batch in &mut batch_times {
         batch.rows = batch.rows.min(MAX_PREFILL_IDS);
         batch.sequences = batch.sequences.min(batch.rows);

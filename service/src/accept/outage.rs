@@ -4,7 +4,7 @@
 use std::mem;
 
 /// State of a listener's outage, if there is one.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(super) struct AcceptOutage {
     num_failed: u64,
     /// Whether a connection was accepted since the last failure.

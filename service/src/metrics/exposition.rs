@@ -94,7 +94,8 @@ mod tests {
         let by_position: Family<Vec<(&'static str, String)>, _> = metrics.counter_family(&ACCEPTED);
         by_position.get_or_create(&vec![("position", "0".to_owned())]).inc();
         metrics.gauge(&QUEUE).set(2);
-        metrics.rate_gauge(&RATE).set(0.5);
+        let by_model: Family<Vec<(&'static str, String)>, _> = metrics.rate_gauge_family(&RATE);
+        by_model.get_or_create(&vec![("model_name", "demo".to_owned())]).set(0.5);
         let by_task = metrics.histogram_family(&TTFT);
         by_task.get_or_create(&vec![("task_type", "co\"de".to_owned())]).observe(0.25);
         metrics
@@ -127,7 +128,7 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{position=\"0\"} 1
 outrider_queue_depth 2
 # HELP outrider_acceptance_rate Accepted of drafted.
 # TYPE outrider_acceptance_rate gauge
-outrider_acceptance_rate 0.5
+outrider_acceptance_rate{model_name=\"demo\"} 0.5
 # HELP vllm:time_to_first_token_seconds Time to the first token.
 # TYPE vllm:time_to_first_token_seconds histogram
 vllm:time_to_first_token_seconds_sum{task_type=\"co\\\"de\"} 0.25

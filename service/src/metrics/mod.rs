@@ -96,11 +96,6 @@ impl Metrics {
         self.register(name.name, name.registered(label_names::<L>), Family::default())
     }
 
-    /// Registers a gauge with fractional values.
-    pub fn rate_gauge(&self, name: &GaugeName) -> RateGauge {
-        self.register(name.name, name.registered(Vec::new), RateGauge::default())
-    }
-
     /// Registers gauges with fractional values, a common name and different labels.
     pub fn rate_gauge_family<L: Labels>(&self, name: &GaugeName) -> Family<L, RateGauge> {
         self.register(name.name, name.registered(label_names::<L>), Family::default())

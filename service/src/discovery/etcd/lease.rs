@@ -1,9 +1,10 @@
 //! The worker's side: one key under one lease, kept alive. If the key disappears for any reason (an expired
 //! lease, a manual deletion, an etcd that lost its data), the worker writes it again.
 //!
-//! The lease is renewed while the key is checked: etcd answers a write only after it has reached the disks of
-//! a majority, and a slow disk must not cost the lease. Neither must an etcd that refuses writes, such as one
-//! that is out of space: after a fault the worker connects again and continues its lease if etcd knows it.
+//! The lease is renewed while the key is written and checked: etcd answers a write only after it has reached
+//! the disks of a majority, and a slow disk must not cost the lease. Neither must an etcd that refuses
+//! writes, such as one that is out of space: after a fault the worker connects again and continues its lease
+//! if etcd knows it.
 
 use std::convert::Infallible;
 
@@ -71,20 +72,16 @@ pub(super) async fn keep_registered(
 /// Writes the key under the lease, and keeps both for as long as that works.
 async fn hold_lease(
     key: &Key<'_>,
-    (mut client, renewals): (Client, Renewals),
+    (client, renewals): (Client, Renewals),
     worker: &mut RegisteredWorker,
     backoff: &mut Backoff,
 ) -> Result<Infallible, Fault> {
-    key.put_if_missing(&mut client, worker.member_now()).await?;
-    backoff.succeeded();
-    tracing::info!(worker = worker.member.id, "registered in etcd");
-    worker.listed.send_replace(true);
     tokio::select! {
         biased;
         // The lease is lost, or etcd does not answer.
         result = keep_renewing(renewals) => result,
         // The key cannot be written. Boxed because the client's futures are large.
-        result = Box::pin(keep_written(key, client, worker)) => result,
+        result = Box::pin(keep_written(key, client, worker, backoff)) => result,
     }
 }
 
@@ -101,13 +98,18 @@ async fn keep_renewing((mut keeper, mut answers): Renewals) -> Result<Infallible
     }
 }
 
-/// Writes the key again if it was deleted while its lease lives, and the worker's load; ends with a fault. A
-/// key that is deleted again and again is written at this pace.
+/// Writes the key, then the worker's load, and the key again if it was deleted while its lease lives; ends
+/// with a fault. A key that is deleted again and again is written at this pace.
 async fn keep_written(
     key: &Key<'_>,
     mut client: Client,
     worker: &mut RegisteredWorker,
+    backoff: &mut Backoff,
 ) -> Result<Infallible, Fault> {
+    key.put_if_missing(&mut client, worker.member_now()).await?;
+    backoff.succeeded();
+    tracing::info!(worker = worker.member.id, "registered in etcd");
+    worker.listed.send_replace(true);
     let mut has_news = false;
     loop {
         tokio::time::sleep(RENEW_EVERY).await;
