@@ -177,10 +177,10 @@ def ports_open_to_all(objects):
     for manifest in objects:
         if manifest["kind"] != "NetworkPolicy":
             continue
-        # A rule without `from`, or with an empty one, admits everybody.
-        rules = [rule for rule in manifest["spec"]["ingress"] if not rule.get("from")]
-        ports = {port["port"] for rule in rules for port in rule["ports"]} - {8000, 8001}
-        errors += [f"NetworkPolicy {manifest['metadata']['name']} opens port {port} to everybody" for port in sorted(ports)]
+        # A rule without `from`, or with an empty one, admits everybody, and one without `ports` to every port.
+        rules = [rule for rule in manifest["spec"].get("ingress") or [] if not rule.get("from")]
+        ports = {port["port"] for rule in rules for port in rule.get("ports") or [{"port": "any"}]} - {8000, 8001}
+        errors += [f"NetworkPolicy {manifest['metadata']['name']} opens port {port} to everybody" for port in sorted(ports, key=str)]
     return errors
 
 

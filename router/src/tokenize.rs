@@ -16,7 +16,7 @@ use crate::error::RouterError;
 use crate::task_type::classify;
 use text::{ConversationMessage, Framing, ModelText};
 
-pub use self::newest::tokenize_newest;
+pub use self::newest::{PromptLimits, tokenize_newest};
 pub use self::pool::TokenizePool;
 
 /// Prompt of a request.

@@ -198,6 +198,14 @@ impl Cluster {
         Ok((worker, frame_counts))
     }
 
+    /// Adds a worker behind a wire on which 100 steps take a second, so that a test can act while a text is
+    /// generated.
+    pub async fn add_far(&self, kind: WorkerKind) -> anyhow::Result<RunningWorker> {
+        let far = WireFaults { latency: Duration::from_millis(5), ..WireFaults::default() };
+        let (worker, _) = self.add_behind(kind, far).await?;
+        Ok(worker)
+    }
+
     /// Adds a draft worker implemented by a test; its tasks run under the lifetime that `make` receives.
     pub async fn add_draft_service<D: Worker>(&self, make: impl FnOnce(Lifetime) -> D) -> anyhow::Result<()> {
         let lifetime = self.lifetime.child();

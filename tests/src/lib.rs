@@ -12,7 +12,8 @@
 //! fleet; the program `chaos` prints their effect. [`untrusted`] parses untrusted bytes wherever the programs
 //! do, for the fuzzer in `fuzz/` and for the gate. [`acceptance`] and [`tree_shapes`] measure instead of
 //! judging; the program `acceptance-table` prints their results. [`block_verification`] is a rule of the
-//! literature that the example `tree_shapes` compares with the served ones.
+//! literature; the example `tree_shapes`, which runs a pair without servers, compares it with the served
+//! ones.
 //!
 //! The tests themselves are in `tests/`, one file per guarantee. Nothing in this crate is ever shipped.
 

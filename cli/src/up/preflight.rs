@@ -116,7 +116,7 @@ pub enum PreflightFault {
         source: std::io::Error,
     },
     /// The file of API keys does not exist.
-    #[error("--api-keys {file} is not a file")]
+    #[error("--api-keys {file} is not a file: write your keys into one, each in a line of its own")]
     NoKeyFile {
         /// The file.
         file: PathBuf,

@@ -87,7 +87,13 @@ impl ToolFormat {
                 return Err(invalid(".type", "`custom`: tools that a server runs are not supported"));
             }
             _ if kind == "function" => {}
-            _ => return Err(invalid(".type", "`function`: other tools are not supported")),
+            // Custom tools and namespaces were converted.
+            Self::Flat => {
+                let expected = "`function`, `custom` or, not within another one, `namespace`: tools that a server runs \
+                                are not supported";
+                return Err(invalid(".type", expected));
+            }
+            Self::Nested => return Err(invalid(".type", "`function`: other tools are not supported")),
         }
         let (within, function) = match self {
             Self::Nested => (".function", &tool["function"]),

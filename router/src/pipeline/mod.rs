@@ -173,12 +173,12 @@ async fn tokenize_prompts(
     let (model, prompts) = (Arc::clone(&request.entry.text), std::mem::take(&mut request.prompts));
     let (max_model_len, max_prompt_tokens) = (request.entry.max_model_len, request.truncate_prompt_tokens);
     let vocab_size = request.entry.vocab_size;
-    let fitting_tokens = request.drop_oldest_messages.then(|| request.fitting_prompt_tokens());
+    let limits = request.drop_oldest_messages.then(|| request.prompt_limits());
     let job = move || {
         let tokenized = |prompt| {
             let field = if matches!(prompt, Prompt::Chat { .. }) { "messages" } else { "prompt" };
-            let prompt = match fitting_tokens {
-                Some(max_tokens) => tokenize_newest(&model, prompt, max_model_len, max_tokens)?,
+            let prompt = match limits {
+                Some(limits) => tokenize_newest(&model, prompt, max_model_len, limits)?,
                 None => tokenize(&model, prompt, max_model_len)?,
             };
             let prompt = prompt.keep_last(max_prompt_tokens, &model);

@@ -11,7 +11,7 @@ use crate::detokenize::StopConditions;
 use crate::error::{Excess, RouterError};
 use crate::generation::SpeculationRequest;
 use crate::output::OutputFormat;
-use crate::tokenize::Prompt;
+use crate::tokenize::{Prompt, PromptLimits};
 
 /// A request for an existing model, with every value within its bounds.
 #[derive(Debug, Clone)]
@@ -68,9 +68,14 @@ impl CheckedRequest {
         self.prompts.len() as u32 * self.num_choices
     }
 
-    /// Maximum number of prompt tokens that leave room for the output: as much as is requested, or one token.
-    pub fn fitting_prompt_tokens(&self) -> u32 {
-        self.entry.max_model_len.saturating_sub(self.max_tokens.unwrap_or(1).max(1))
+    /// Lengths of prompts that leave room for the output: as much as is requested, otherwise one token. A
+    /// conversation that is shortened without such a request leaves a quarter of the window: otherwise this
+    /// answer and all later ones would end after a few tokens.
+    pub fn prompt_limits(&self) -> PromptLimits {
+        let window = self.entry.max_model_len;
+        let max = window.saturating_sub(self.max_tokens.unwrap_or(1).max(1));
+        let shortened = if self.max_tokens.is_some() { max } else { max.min(window - window / 4) };
+        PromptLimits { max, shortened }
     }
 
     /// Whether log probabilities of the prompt are requested.

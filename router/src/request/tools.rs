@@ -124,7 +124,8 @@ impl RawTools {
         match (self.required_grammar(), requested) {
             (Some(_), Some(requested)) => {
                 let choice = self.names.choice;
-                let message = format!("{choice} and {} both constrain the output", requested.field);
+                let message =
+                    format!("{choice} and {} both constrain the output: send one of them", requested.field);
                 Err(RouterError::invalid(choice, message))
             }
             (None, Some(requested)) if self.choice == ToolChoice::Auto && !self.tools.is_empty() => {

@@ -7,14 +7,23 @@ use text::{ConversationMessage, ModelText};
 use super::{Prompt, TokenizedPrompt, tokenize};
 use crate::error::RouterError;
 
-/// Tokenizes a prompt. A conversation of more than `max_tokens` tokens loses as few of its oldest messages as
-/// possible, never those of the system at its beginning, and a call only together with its results. If no
-/// part fits, the result is that of the whole conversation.
+/// Lengths of prompts that leave room for the output, in tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PromptLimits {
+    /// A longer conversation loses messages.
+    pub max: u32,
+    /// Length that it then has at most, or up to `max` if no part is as short. Not above `max`.
+    pub shortened: u32,
+}
+
+/// Tokenizes a prompt. A conversation that is too long loses as few of its oldest messages as possible, never
+/// those of the system at its beginning, and a call only together with its results. If no part fits, the
+/// result is that of the whole conversation.
 pub fn tokenize_newest(
     model: &ModelText,
     prompt: Prompt,
     max_model_len: u32,
-    max_tokens: u32,
+    limits: PromptLimits,
 ) -> Result<TokenizedPrompt, RouterError> {
     let (messages, template_kwargs) = match prompt {
         Prompt::Chat { messages, template_kwargs } => (messages, template_kwargs),
@@ -27,19 +36,20 @@ pub fn tokenize_newest(
         tokenize(model, Prompt::Chat { messages, template_kwargs: template_kwargs.clone() }, max_model_len)
     };
     let whole = tokenize_from(0);
-    if fits(&whole, max_tokens) != Some(false) {
+    if fits(&whole, limits.max) != Some(false) {
         return whole;
     }
-    let mut starts = starts(rest);
-    let newest = match first_that_fits(&starts, max_tokens, tokenize_from) {
+    let starts = starts(rest);
+    let newest = |max_tokens: u32| match first_that_fits(&starts, max_tokens, tokenize_from) {
         // Some templates refuse conversations that do not begin with the user.
         Some(Err(_)) => {
-            starts.retain(|&start| rest[start].role == "user");
-            first_that_fits(&starts, max_tokens, tokenize_from)
+            let of_user = starts.iter().copied().filter(|&start| rest[start].role == "user");
+            first_that_fits(&of_user.collect::<Vec<_>>(), max_tokens, tokenize_from)
         }
-        newest => newest,
+        found => found,
     };
-    newest.unwrap_or(whole)
+    let longer = || if limits.shortened < limits.max { newest(limits.max) } else { None };
+    newest(limits.shortened).or_else(longer).unwrap_or(whole)
 }
 
 /// The messages after the first one from which the rest may stand alone: every result in it has its call.

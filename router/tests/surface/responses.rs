@@ -261,7 +261,7 @@ const REFUSED: &str = r#"{"input": null} | input | input is required
 {"tools": [{"type": "function", "name": "f"}]} | tools | chat template has no supported tool call format
 {"tools": 5} | tools | invalid type
 {"tools": [5]} | tools[0].type | must be `function`
-{"tools": [{"type": "web_search"}]} | tools[0].type | other tools are not supported
+{"tools": [{"type": "web_search"}]} | tools[0].type | must be `function`, `custom` or
 {"tools": [{"type": "custom"}]} | tools[0].name | tools[0].name must be a string
 {"tools": [{"type": "custom", "name": "f", "description": 5}]} | tools[0].description | must be a string
 {"tools": [{"type": "custom", "name": "f", "format": {"type": "xml"}}]} | tools[0].format.type | must be text or grammar
@@ -270,7 +270,7 @@ const REFUSED: &str = r#"{"input": null} | input | input is required
 {"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "regex", "definition": "a"}}], "tool_choice": "required"} | tools[0].format | set tool_choice to auto
 {"tools": [{"type": "namespace", "tools": []}]} | tools[0].name | tools[0].name must be a string
 {"tools": [{"type": "namespace", "name": "n"}]} | tools[0].tools | must be a list of tools
-{"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "web_search"}]}]} | tools[0].tools[0].type | other tools are not supported
+{"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "web_search"}]}]} | tools[0].tools[0].type | tools that a server runs are not supported
 {"tools": [{"type": "function", "name": "n__f"}, {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]}]} | tools[1].tools[0].name | two tools are named `n__f`
 {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "f", "format": {"type": "xml"}}]}]} | tools[0].tools[0].format.type | must be text or grammar
 {"input": [{"type": "function_call", "call_id": "1", "namespace": 1, "name": "f", "arguments": "{}"}]} | input[0].namespace | input[0].namespace must be a string

@@ -89,6 +89,34 @@ async fn as_few_items_as_possible_are_left_out() {
     assert!(is_too_long(&router, &request(&[long], json!({ "truncation": "auto" }))).await);
 }
 
+/// Otherwise every answer of a long conversation would end after a few tokens.
+#[tokio::test]
+async fn without_a_limit_of_the_output_a_quarter_of_the_window_is_left() {
+    let router = TestRouter::start().with_reply(" fine");
+    let count = async |num_words: usize| {
+        let messages = json!([{ "role": "user", "content": "word ".repeat(num_words) }]);
+        let tokens = router.ok("/tokenize", &json!({ "model": MODEL, "messages": messages })).await;
+        tokens["count"].as_u64().unwrap() as usize
+    };
+    let tokens_of_100_words = count(200).await - count(100).await;
+    // Between three quarters of the window and all of it.
+    let num_words = MAX_MODEL_LEN as usize * 7 / 8 * 100 / tokens_of_100_words;
+    let long = json!({ "role": "user", "content": "word ".repeat(num_words) });
+    let three_quarters = MAX_MODEL_LEN as usize * 3 / 4;
+    let prompt_len = async |items: &[Value]| {
+        let fields = json!({ "truncation": "auto", "max_output_tokens": null });
+        router.ok(RESPONSES, &request(items, fields)).await;
+        router.lanes.take_one().prompt_ids.len()
+    };
+    let shortened = prompt_len(&turns()).await;
+    assert!((three_quarters / 2..=three_quarters).contains(&shortened), "{shortened}");
+    // What fits is not changed, and what cannot be shortened as much fits.
+    for items in [vec![long.clone()], [turns(), vec![long]].concat()] {
+        let longer = prompt_len(&items).await;
+        assert!(longer > three_quarters, "{longer}");
+    }
+}
+
 #[tokio::test]
 async fn a_result_stays_with_its_call() {
     let router = router_with(TEMPLATE).with_reply(" fine");

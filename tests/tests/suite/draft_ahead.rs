@@ -3,7 +3,7 @@
 
 use anyhow::ensure;
 use tests::case::{Case, covering_set};
-use tests::cluster::{Cluster, RunningWorker, WorkerKind};
+use tests::cluster::{Cluster, RunningWorker, WorkerKind, plain_answers};
 use tests::pair::PairText;
 use tests::wait::until;
 
@@ -48,11 +48,11 @@ async fn losing_a_draft_worker_that_drafts_ahead_changes_no_token() -> anyhow::R
         let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
         let mut case = Case::new(format!("a long text at T = {temperature}"), prompt, temperature);
         (case.max_tokens, case.ignore_eos) = (400, true);
-        let (cluster, target, draft) = Cluster::of_pair(WorkerKind::DraftAhead).await?;
-        let client = cluster.client().await?;
-        let expected = client.ask(&case.with_k(0)).await?;
-        let drafted = case.with_k(2);
-        let mut stream = client.open(&drafted).await?;
+        let expected = plain_answers(std::slice::from_ref(&case), 1).await?.swap_remove(0);
+        let cluster = Cluster::start(|_| ()).await?;
+        let target = cluster.add_far(WorkerKind::Target).await?;
+        let draft = cluster.add(WorkerKind::DraftAhead).await?;
+        let mut stream = cluster.client().await?.open(&case.with_k(2)).await?;
         stream.read_tokens(100).await?;
         draft.stop().await;
         stream.read_tokens(120).await?;

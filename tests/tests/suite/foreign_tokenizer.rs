@@ -2,7 +2,6 @@
 //! the translation, and the draft must be worth nearly as much as with the target's tokenizer.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use anyhow::ensure;
 use draft_worker::config::DraftConfig;
@@ -10,7 +9,6 @@ use speculation::AcceptanceMode;
 use tests::case::{Case, covering_set};
 use tests::client::{Answer, Client};
 use tests::cluster::{Cluster, WorkerKind, draft_config, plain_answers};
-use tests::faulty_wire::WireFaults;
 use tests::foreign_draft::ForeignDraft;
 use tests::pair::{self, PairText};
 use tests::wait::until;
@@ -197,17 +195,17 @@ async fn replacing_a_draft_with_another_tokenizer_changes_no_token() -> anyhow::
         (case.max_tokens, case.ignore_eos) = (400, true);
         let expected = plain_answers(std::slice::from_ref(&case), 1).await?.swap_remove(0);
         let cluster = Cluster::start(|_| ()).await?;
-        // 300 tokens take three seconds with this latency: the text is in progress when the second draft
-        // worker has loaded.
-        let far = WireFaults { latency: Duration::from_millis(5), ..WireFaults::default() };
-        let _target = cluster.add_behind(WorkerKind::Target, far).await?;
+        let target = cluster.add_far(WorkerKind::Target).await?;
         let first = cluster.add_draft(translating(&draft)?).await?;
         let client = cluster.client().await?;
         let mut stream = client.open(&case.with_k(3)).await?;
         stream.read_tokens(80).await?;
         first.stop().await;
         stream.read_tokens(100).await?;
+        // Before the second draft worker is there, so that the text cannot end before.
+        target.stop().await;
         let second = cluster.add_draft(translating(&draft)?).await?;
+        let _target = cluster.add(WorkerKind::Target).await?;
         stream.rest().await?.check_same(&case.name, &expected)?;
         let steps = second.metrics().await?.sum_where("outrider_worker_steps_total", "outcome=\"run\"");
         ensure!(steps > 0, "the text ended before the second draft worker was there");

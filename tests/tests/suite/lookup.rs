@@ -1,15 +1,12 @@
 //! Lookup drafts of the router: from the sequence itself and from the text that a client predicts. Whatever
 //! is looked up, and whatever fails meanwhile, the text is the target's own, in fewer steps.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 use speculation::AcceptanceMode;
 use tests::case::{Case, covering_set};
 use tests::client::check_all_same;
 use tests::cluster::{Cluster, WorkerKind, plain_answers};
-use tests::faulty_wire::WireFaults;
 use tests::http_client::HttpClient;
 use tests::pair::PairText;
 use tests::predictions::{CHAT, before_edit, chat_request, text_of};
@@ -111,8 +108,7 @@ async fn a_predicted_text_takes_fewer_steps_and_changes_no_token() -> anyhow::Re
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prediction_is_still_used_after_its_target_is_lost() -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;
-    let far = WireFaults { latency: Duration::from_millis(5), ..WireFaults::default() };
-    let (first, _) = cluster.add_behind(WorkerKind::Target, far).await?;
+    let first = cluster.add_far(WorkerKind::Target).await?;
     cluster.ready().await?;
     let http = HttpClient::new(cluster.http_url())?;
     let plain = http.ask(CHAT, &chat_request(PROMPT, (0.0, 160), None)).await?;

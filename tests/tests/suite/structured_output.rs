@@ -6,7 +6,7 @@ use proto::v1::FinishReason;
 use serde_json::{Value, json};
 use speculation::AcceptanceMode;
 use tests::case::Case;
-use tests::cluster::{Cluster, WorkerKind};
+use tests::cluster::{Cluster, WorkerKind, plain_answers};
 use tests::schemas::schema;
 use tests::structured::{Drafted, ask_at_every_k, cases, check_valid};
 
@@ -37,11 +37,12 @@ fn long_case(temperature: f32) -> anyhow::Result<Case> {
 async fn a_grammar_survives_the_loss_of_its_target_and_draft_worker() -> anyhow::Result<()> {
     for temperature in [0.0, 1.0] {
         let case = long_case(temperature)?;
-        let (cluster, first, draft) = Cluster::of_pair(WorkerKind::Draft).await?;
-        let client = cluster.client().await?;
-        let expected = client.ask(&case.with_k(0)).await?;
+        let expected = plain_answers(std::slice::from_ref(&case), 1).await?.swap_remove(0);
         ensure!(expected.token_ids.len() > 60, "too short to be interrupted");
-        let mut stream = client.open(&case).await?;
+        let cluster = Cluster::start(|_| ()).await?;
+        let first = cluster.add_far(WorkerKind::Target).await?;
+        let draft = cluster.add(WorkerKind::Draft).await?;
+        let mut stream = cluster.client().await?.open(&case).await?;
         stream.read_tokens(20).await?;
         first.stop().await;
         let second = cluster.add(WorkerKind::Target).await?;

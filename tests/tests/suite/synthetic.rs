@@ -67,7 +67,7 @@ async fn synthetic_workers_commit_the_same_text_for_any_draft() -> anyhow::Resul
 #[tokio::test(flavor = "multi_thread")]
 async fn a_text_continues_at_another_synthetic_target() -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;
-    let first = cluster.add(WorkerKind::SyntheticTarget).await?;
+    let first = cluster.add_far(WorkerKind::SyntheticTarget).await?;
     let _draft = cluster.add(WorkerKind::SyntheticDraft).await?;
     let mut case = cases().swap_remove(2);
     case.max_tokens = 400;

@@ -5,7 +5,7 @@ use anyhow::ensure;
 use nix::sys::signal::Signal;
 use tests::case::{Case, covering_set};
 use tests::client::Answer;
-use tests::cluster::{Cluster, WorkerKind};
+use tests::cluster::{Cluster, WorkerKind, plain_answers};
 use tests::pair::PairText;
 use tests::processes;
 use tests::wait::until;
@@ -61,9 +61,11 @@ async fn losing_the_workers_of_a_tree_changes_no_token() -> anyhow::Result<()> {
         let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
         let mut case = Case::new(format!("a long text at T = {temperature}"), prompt, temperature);
         (case.max_tokens, case.ignore_eos) = (400, true);
-        let (cluster, target, draft) = Cluster::of_pair(WorkerKind::Draft).await?;
+        let expected = plain_answers(std::slice::from_ref(&case), 1).await?.swap_remove(0);
+        let cluster = Cluster::start(|_| ()).await?;
+        let target = cluster.add_far(WorkerKind::Target).await?;
+        let draft = cluster.add(WorkerKind::Draft).await?;
         let client = cluster.client().await?;
-        let expected = client.ask(&case.with_k(0)).await?;
         let tree = case.with_tree(4, 16);
         let short = Case { max_tokens: 24, ..tree.clone() };
         until("drafts are used", async || Ok(client.ask(&short).await?.speculation().draft_tokens > 0))

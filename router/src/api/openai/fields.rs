@@ -59,7 +59,7 @@ pub const FIELDS: &[Field] = &[
     chat(
         "messages",
         "[{\"role\": \"user\", \"content\": \"hi\"}]",
-        "roles system, developer, user, assistant, tool; text parts only",
+        "roles system, developer, user, assistant, tool, function (the older form of tool); text parts only",
     ),
     completions("prompt", "\"hi\"", "a text, several texts, token ids, or several lists of token ids"),
     both(Honoured, "stream", "true", ""),
