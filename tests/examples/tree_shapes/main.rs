@@ -22,10 +22,11 @@ use std::process::ExitCode;
 use clap::Parser;
 use speculation::{SamplingParams, SequenceSpec, TokenId};
 
-use crate::by_rank::TEMPERATURES;
 use crate::pair::Pair;
 use crate::prompts::Selection;
 use crate::shape::Shape;
+
+const TEMPERATURES: [f32; 3] = [0.0, 0.7, 1.0];
 
 /// Prints tokens per verify step by the shape of the draft and the rule that accepts it
 #[derive(Debug, Parser)]
@@ -38,6 +39,7 @@ struct Args {
     #[arg(value_parser = Selection::parse)]
     prompts: Selection,
     /// Maximum tokens of a text
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
     /// Drafts to measure: KIND:POSITIONS:TOKENS[:ROWS],.. with at most ROWS rows in a forward of the draft
     ///
@@ -45,7 +47,7 @@ struct Args {
     ///
     ///   chain      tokens drawn by the draft with the target's noise (coupled)
     ///   leaves     such a chain with the next best tokens beside it
-    ///   static     a tree that is the same at every step
+    ///   static     a tree that is the same at every step, shaped for the texts of this run
     ///   branches   the tree of a draft worker
     ///   point      a chain of the draft's most likely tokens, verified like the kinds above
     ///   rejection  a chain drawn from the draft, token-wise rejection sampling (Leviathan et al.)
@@ -83,6 +85,8 @@ fn main() -> anyhow::Result<ExitCode> {
         for (spec, prompt) in &requests {
             undrafted.push(pair.write(spec, prompt, Shape::NONE)?.0);
         }
+        let texts_of_target = requests.iter().zip(&undrafted);
+        pair.measure_ranks(texts_of_target.map(|((spec, _), ids)| (spec, ids.as_slice())))?;
         for &shape in &args.shapes {
             let (mut texts, mut equal) = (Vec::new(), 0);
             for ((spec, prompt), undrafted) in requests.iter().zip(&undrafted) {

@@ -12,13 +12,15 @@ use speculation::tree::{MAX_CANDIDATES, TreeGrowth, with_leaves};
 use speculation::{AcceptanceMode, Draft, SamplingParams, SequenceSpec};
 use tests::block_verification::{Block, pick};
 
-use crate::by_rank::by_rank;
+use crate::by_rank::{DrawnByRank, by_rank};
 use crate::counts::Counts;
 use crate::shape::{Kind, Shape};
 
 pub(crate) struct Pair {
     target: Engine,
     draft: Engine,
+    /// Rates by which static trees are shaped.
+    drawn_by_rank: DrawnByRank,
 }
 
 /// State of the draft model for a text.
@@ -41,7 +43,35 @@ impl Pair {
                 max_model_len: None,
             })
         };
-        Ok(Self { target: load("target")?, draft: load("draft")? })
+        Ok(Self { target: load("target")?, draft: load("draft")?, drawn_by_rank: [1.0; MAX_CANDIDATES] })
+    }
+
+    /// Measures the rates of static trees on texts of the target: the rank of each of its draws among the
+    /// draft's candidates.
+    pub(crate) fn measure_ranks<'a>(
+        &mut self,
+        texts: impl Iterator<Item = (&'a SequenceSpec, &'a [TokenId])>,
+    ) -> anyhow::Result<()> {
+        let (mut drawn, mut num_draws) = ([0_u32; MAX_CANDIDATES], 0_u32);
+        for (spec, ids) in texts {
+            let slot = self.draft.open();
+            let (prompt, output) = ids.split_at(spec.prompt_len as usize);
+            let token_ids = &ids[..ids.len() - 1];
+            let batch = [SequenceRows { slot, token_ids, num_logits: output.len() }];
+            let mut logits = self.draft.forward(&batch)?;
+            for (row, token_id) in output.iter().enumerate() {
+                let at = ((prompt.len() + row) as u32, MAX_CANDIDATES);
+                let candidates = guess_candidates(spec, &TokenCounts::default(), at, logits.row_mut(row))?;
+                num_draws += 1;
+                if let Some(rank) = candidates.token_ids.iter().position(|id| id == token_id) {
+                    drawn[rank] += 1;
+                }
+            }
+            self.draft.close(slot);
+        }
+        // Each rank counts once more, so that none has the rate 0.
+        self.drawn_by_rank = drawn.map(|times| f64::from(times + 1) / f64::from(num_draws.max(1)));
+        Ok(())
     }
 
     pub(crate) fn stop_token_ids(&self) -> Vec<TokenId> {
@@ -188,7 +218,10 @@ impl Pair {
                 let at = (start + path.len() as u32, MAX_CANDIDATES);
                 let counts = TokenCounts::default();
                 let candidates = guess_candidates(spec, &counts, at, logits.row_mut(i))?;
-                found.push(if kind == Kind::Static { by_rank(candidates, spec) } else { candidates });
+                found.push(match kind {
+                    Kind::Static => by_rank(candidates, &self.drawn_by_rank),
+                    _ => candidates,
+                });
             }
             tree.add_candidates(&found, |id| spec.stop_token_ids.contains(&id));
             if tree.num_next() == 0 {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, ensure};
 use speculation::TokenId;
 use tests::pair::read_prompts;
 use tokenizers::Tokenizer;
@@ -23,7 +23,12 @@ impl Selection {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let (prompts, texts) = text.split_once('x').unwrap_or((text, "1"));
         let (skipped, per_type) = prompts.split_once('+').unwrap_or(("0", prompts));
-        Ok(Self { skipped: number(skipped)?, per_type: number(per_type)?, texts: number(texts)? })
+        let selection =
+            Self { skipped: number(skipped)?, per_type: number(per_type)?, texts: number(texts)? };
+        if selection.per_type == 0 || selection.texts == 0 {
+            return Err(format!("`{text}` selects no text"));
+        }
+        Ok(selection)
     }
 
     /// The prompts in `dir`, in the format that the bundled pair was trained on.
@@ -39,6 +44,7 @@ impl Selection {
                 prompts.push(encoding.get_ids().to_vec());
             }
         }
+        ensure!(!prompts.is_empty(), "{} holds no such prompts", dir.join("prompts").display());
         Ok(prompts)
     }
 }
