@@ -101,6 +101,8 @@ def click_through(page, url, screenshots):
     page.screenshot(screenshots / "pair.png")
 
     page.click("nav a[href='#pools']")
+    page.evaluate("document.querySelector('#skip').click()")
+    assert page.evaluate("document.querySelector('nav a[aria-current]').hash") == "#pools", "the skip link leaves the page"
     assert page.evaluate("document.querySelectorAll('#pools tbody tr').length") >= 2, "the page Pools lists fewer than two workers"
     assert page.evaluate("document.querySelector('#problem').hidden"), page.evaluate("document.querySelector('#problem').textContent")
     assert not page.errors, f"errors in the browser: {json.dumps(page.errors, indent=1)}"
