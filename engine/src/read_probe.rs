@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn any_size_gives_a_rate() {
         let small = |bytes, threads| ReadProbe::new(bytes, threads).unwrap();
-        // The smallest buffer would not hold a read by so many threads. One thread reads all shares here.
+        // 520 threads read more at once than the smallest buffer holds. This test reads their shares with one.
         let (buffer, cpu) = (ReadBuffer::new(buffer_bytes(0, 520)).unwrap(), Cpu::new(1).unwrap());
         let many = ReadProbe { buffer, cpu, threads: 520, next: 0 };
         for mut probe in [small(1 << 20, 1), small(1 << 20, 3), many] {

@@ -14,7 +14,7 @@ pub fn total_bytes() -> Option<u64> {
 
 /// Bytes that this process may still allocate: the machine's available memory, or what a limit of its control
 /// groups leaves if that is lower. `None` if the system does not report it.
-pub(crate) fn free_bytes() -> Option<u64> {
+pub fn free_bytes() -> Option<u64> {
     let machine = kibibytes(&read_to_string("/proc/meminfo").ok()?, "MemAvailable:")?;
     let left = own_groups().filter_map(|group| group.left(&read)).min();
     Some(left.map_or(machine, |left| left.min(machine)))

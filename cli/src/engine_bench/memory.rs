@@ -1,7 +1,5 @@
 //! Memory usage of this process as the operating system reports it; `None` if it does not.
 
-use std::path::Path;
-
 /// Memory usage during a load, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LoadMemory {
@@ -41,17 +39,13 @@ pub(super) fn resident_bytes() -> Option<u64> {
 
 /// The requested size, limited to a quarter of the available memory if the operating system reports it.
 pub(super) fn probe_bytes(wanted: usize) -> usize {
-    let free = bytes_in(Path::new("/proc/meminfo"), "MemAvailable:");
+    let free = engine::system_memory::free_bytes();
     free.map_or(wanted, |free| wanted.min(usize::try_from(free / 4).unwrap_or(wanted)))
 }
 
+/// Bytes in a line of this process's status, such as `VmRSS:   1234 kB`.
 fn status(field: &str) -> Option<u64> {
-    bytes_in(Path::new("/proc/self/status"), field)
-}
-
-/// Parses a line such as `VmRSS:   1234 kB`; returns bytes.
-fn bytes_in(path: &Path, field: &str) -> Option<u64> {
-    let text = std::fs::read_to_string(path).ok()?;
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find(|line| line.starts_with(field))?;
     line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
 }
