@@ -43,7 +43,7 @@ use residual_filter::ResidualFilter;
 pub use residual_filter::ResidualRules;
 pub use round_times::RoundTimes;
 pub use rules::Rules;
-use rules::{CREDIT_MAX, PRIOR_SUPPLY, SUPPLY_MEMORY};
+use rules::{CREDIT_MAX, PRIOR_SUPPLY};
 
 use crate::acceptance_by_position::AcceptanceByPosition;
 use crate::cost::{WorkerCost, micros};
@@ -55,9 +55,6 @@ use speculation::tree::DraftOutcome;
 
 /// Number of recent changes kept for explanations.
 const CHANGES_KEPT: usize = 16;
-
-/// Judged positions needed before the lane's acceptance rate counts as known.
-const ACCEPTANCE_EVIDENCE: f64 = 32.0;
 
 /// Draft length of one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +75,7 @@ pub struct DraftLength {
     supply: AcceptanceByPosition,
     siblings: SiblingRates,
     /// Lane round of the latest draft request, and the number of lane rounds after it for which poor supply
-    /// is remembered.
+    /// is remembered: it doubles whenever poor supply is confirmed.
     last_draft_request: u64,
     supply_memory: u64,
     /// Ratio of measured to priced round times.
@@ -86,8 +83,9 @@ pub struct DraftLength {
     /// By k.
     excess_by_k: Vec<ExcessSum>,
     outlook: Vec<Outlook>,
-    /// The lane's choice if all lanes of its target drafted.
+    /// The lane's choice if all lanes of its target drafted, and whether it applies.
     joint: JointChoice,
+    drafts_jointly: bool,
     load: Option<Load>,
     /// The k of this lane round if it is a probe.
     probe: Option<u32>,
@@ -105,7 +103,7 @@ pub struct DraftLength {
     /// Number of sequences that still begin a round in this lane round.
     sequences_left: u32,
     /// Number of further lane rounds at this k before the next choice.
-    lane_rounds_left: u32,
+    lane_rounds_left: u64,
     changes: VecDeque<Change>,
     why: ChoiceReason,
     speed: Speed,
@@ -143,11 +141,12 @@ impl DraftLength {
             supply: AcceptanceByPosition::new(PRIOR_SUPPLY),
             siblings: SiblingRates::default(),
             last_draft_request: 0,
-            supply_memory: SUPPLY_MEMORY,
+            supply_memory: rules.probe_spacing,
             residuals: ResidualFilter::new(max_k, rules.residuals),
             excess_by_k: vec![ExcessSum::default(); max_k as usize + 1],
             outlook: Vec::new(),
             joint: JointChoice::default(),
+            drafts_jointly: false,
             load: None,
             probe: None,
             probe_credit: Credit(CREDIT_MAX / 4.0),
@@ -240,14 +239,13 @@ impl DraftLength {
         let is_informative = (is_settled || self.probe == Some(k)) && k <= self.max_k;
         let Some(load) = self.load.filter(|_| is_informative) else { return };
         // How long a prompt delays a round depends on its length and on when it came, not on k.
-        if round.met_prompts || (load.other_sequences == 0 && !round.is_steady()) {
+        if round.met_prompts {
             return;
         }
         let chain_rows = 1.0 + self.supply.cumulative(k).iter().sum::<f64>();
         let rows_each = chain_rows + f64::from(round.num_leaves);
-        let group_size = round.forward_sequences[0];
         let prices = RoundPricer { prompts: PromptTime::default(), ..self.prices(&load, target, draft) };
-        let price = prices.round_by_group_size(group_size, k, rows_each);
+        let Some(price) = prices.round_by_forwards(round.forward_sequences, k, rows_each) else { return };
         let catch_up_us = draft.catch_up_us(round.draft_rows, k, (load.draft_sequences, load.context));
         let excess = (draft_wait + verify) / (price.round_us() + catch_up_us) - 1.0;
         if excess.is_finite() {
@@ -268,7 +266,7 @@ impl DraftLength {
 
     /// Acceptance rate of the first drafted token; `None` without enough evidence.
     pub fn acceptance_rate(&self) -> Option<f64> {
-        let is_known = self.acceptance.evidence() >= ACCEPTANCE_EVIDENCE;
+        let is_known = self.acceptance.evidence() >= EWMA_WINDOW;
         self.acceptance.rates(1).first().copied().filter(|_| is_known)
     }
 
@@ -320,7 +318,8 @@ impl DraftLength {
             && self.probe.is_none()
             && self.acceptance_rate().is_some()
             && self.lags_far_behind();
-        self.lane_rounds_left = if is_far { self.rules.plain_lane_rounds } else { 0 };
+        let lane_rounds = if is_far { self.rules.confirming_lane_rounds() } else { 1 };
+        self.lane_rounds_left = lane_rounds.saturating_sub(1);
     }
 
     /// Records the lane round that ended, and begins the next one.
@@ -346,7 +345,7 @@ impl DraftLength {
     /// Whether each draft length that is allowed is clearly slower than k = 0.
     fn lags_far_behind(&self) -> bool {
         let plain = self.outlook[0].tokens_per_second;
-        let mut allowed = self.outlook.iter().skip(1).filter(|at| !self.delays_others(at));
+        let mut allowed = self.outlook.iter().skip(1).filter(|at| !at.delays_others());
         allowed.all(|at| at.tokens_per_second < (1.0 - self.rules.unconfirmed_hysteresis) * plain)
     }
 
@@ -355,8 +354,8 @@ impl DraftLength {
     fn expire_poor_supply(&mut self) {
         if self.k > 0 {
             self.last_draft_request = self.lane_rounds;
-            if self.since_change().is_some_and(|since| since >= SUPPLY_MEMORY) {
-                self.supply_memory = SUPPLY_MEMORY;
+            if self.since_change().is_some_and(|since| since >= self.rules.probe_spacing) {
+                self.supply_memory = self.rules.probe_spacing;
             }
         } else if self.lane_rounds - self.last_draft_request >= self.supply_memory
             && self.supply.rates(1)[0] < PRIOR_SUPPLY
@@ -376,10 +375,10 @@ impl DraftLength {
         let here = self.outlook[self.k as usize];
         // Others are delayed by a little more or less as their own rows change. A lane that stopped and began
         // again each time would delay them more.
-        let must_leave = here.others_delay > self.rules.others_delay_max + self.rules.hysteresis;
+        let must_leave = here.others_delay > self.rules.hysteresis;
         let margin =
             if self.is_unconfirmed() { self.rules.unconfirmed_hysteresis } else { self.rules.hysteresis };
-        let best = self.outlook.iter().filter(|at| at.k != self.k && !self.delays_others(at)).map(|at| {
+        let best = self.outlook.iter().filter(|at| at.k != self.k && !at.delays_others()).map(|at| {
             let gain = (at.tokens_per_second / here.tokens_per_second).ln();
             // A smaller k needs no margin, because it does not delay other lanes.
             let margin = if at.k < self.k && !self.is_unconfirmed() { 0.0 } else { margin };
@@ -405,13 +404,8 @@ impl DraftLength {
         true
     }
 
-    /// Whether this k delays other lanes more than is allowed.
-    fn delays_others(&self, at: &Outlook) -> bool {
-        at.others_delay > self.rules.others_delay_max
-    }
-
     /// Whether the last change has not been measured yet.
     fn is_unconfirmed(&self) -> bool {
-        self.since_change().is_some_and(|since| since < 2 * self.rules.settling_lane_rounds)
+        self.since_change().is_some_and(|since| since < self.rules.confirming_lane_rounds())
     }
 }

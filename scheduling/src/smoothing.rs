@@ -1,9 +1,11 @@
 //! Memories of exponentially decayed means, in observations.
 
-/// In rounds, forwards or proposals: for values that change with the load.
+/// In rounds, forwards, proposals or judged tokens: for values that change with the load, or that differ by
+/// sequence.
 pub(crate) const EWMA_WINDOW: f64 = 64.0;
 
-/// In judged tokens, replies or outputs: for lasting values, such as the kind of text or the network delay.
+/// In judged tokens, replies, outputs or lane rounds: for lasting values, such as the kind of text or the network
+/// delay.
 pub(crate) const LONG_EWMA_WINDOW: f64 = 256.0;
 
 /// Weight of prior beliefs, in judged tokens.

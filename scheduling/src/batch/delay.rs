@@ -8,8 +8,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::NUM_COMPARED;
 use crate::cost::{duration_of_micros, micros};
+
+/// How many different numbers of sequences to wait for are compared.
+const NUM_COMPARED: usize = 8;
 
 /// A sequence that is overdue by more than this share of a forward is not waited for.
 const OVERDUE_SHARE: f64 = 0.25;
@@ -200,7 +202,7 @@ fn best_wait_us(ready: ReadyGroup, expected: &[ExpectedReturn], step_us: impl Fn
             without.iter().map(|expected| (ends - expected.due_us.max(0.0)).max(0.0) + next).sum();
         f64::from(ready.sequences) * ends + of_with + of_without
     };
-    let candidates = (1..=NUM_COMPARED as usize).map(|part| (total * part).div_ceil(NUM_COMPARED as usize));
+    let candidates = (1..=NUM_COMPARED).map(|part| (total * part).div_ceil(NUM_COMPARED));
     let (best, lost) = candidates
         .map(|joined| (joined, lost_us(joined)))
         .min_by(|a, b| a.1.total_cmp(&b.1))

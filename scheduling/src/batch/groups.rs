@@ -9,7 +9,7 @@
 //!
 //! The choice of k prices its rounds with the same function ([`crate::draft_length`]).
 
-use super::{DraftingSequences, NUM_COMPARED, ReadyGroup, StepRows};
+use super::{DraftingSequences, ReadyGroup, StepRows};
 
 /// The shortest possible round with this many groups: one group's own steps in sequence, or the forwards of
 /// all groups.
@@ -118,25 +118,9 @@ impl Groups {
         let most = drafting.sequences.div_ceil(self.now);
         let rest = drafting.sequences.saturating_sub(most * (self.now - 1));
         let round_us = round_us(self.now, drafting.away_us, of_groups(self.now));
-        // A target that is never idle gains nothing by completing a group if smaller groups, with the rest in
-        // a separate one, take hardly longer.
-        let is_never_idle = f64::from(self.now) * of_groups(self.now) >= round_us;
-        let forward_of = |size: u32| match size {
-            0 => 0.0,
-            _ => forward_us(part(drafting.rows, drafting.sequences) * f64::from(size), f64::from(size)),
-        };
-        let in_groups_of = |size: u32| {
-            let (full, rest) = (drafting.sequences / size, drafting.sequences % size);
-            let forwards_us = f64::from(full) * forward_of(size) + forward_of(rest);
-            forwards_us.max(drafting.away_us + forward_of(size))
-        };
-        let smallest = (1..=NUM_COMPARED).map(|part| (most * part).div_ceil(NUM_COMPARED)).find(|&size| {
-            is_never_idle && size > 0 && in_groups_of(size) <= (1.0 + self.rules.regroup_margin) * round_us
-        });
-        let smallest = smallest.unwrap_or(most);
         GroupSize {
             max: if self.now == 1 { u32::MAX } else { most },
-            min_complete: rest.min(self.min_group_size(most)).min(smallest),
+            min_complete: rest.min(self.min_group_size(most)),
             max_wait_us: (self.rules.regroup_rounds * (drafting.round_us - round_us)).clamp(0.0, round_us),
             by_lane: self.rules.by_lane,
         }
@@ -268,8 +252,6 @@ mod tests {
             size(12_000.0, with_a_floor),
             GroupSize { max: 8, min_complete: 7, max_wait_us: 0.0, by_lane: true }
         );
-        let least = size(15_000.0, |rows, _| 187.5 * rows).min_complete;
-        assert_eq!(least, 1, "if time is proportional to rows, a smaller group is as good");
     }
 
     #[test]

@@ -12,9 +12,6 @@ use speculation::{Step, Work};
 pub use delay::{DraftingSequences, ExpectedReturn, ReadyGroup, ReturnTimes};
 pub use groups::{Group, GroupRules, GroupSize, Groups, LaneRows};
 
-/// How many different numbers of sequences are compared, to wait for or in a group.
-const NUM_COMPARED: u32 = 8;
-
 /// Share of a forward's rows reserved for prefill while decodes are also waiting, and share of the prefill
 /// rows reserved for long prompts.
 pub const PREFILL_SHARE: f64 = 0.25;

@@ -1,5 +1,7 @@
 //! Corrections of a worker's profiled forward times by measured ones.
 
+use std::f64::consts::LN_2;
+
 use crate::smoothing::EWMA_WINDOW;
 
 /// Weight of a measurement at twice the rows: a machine that is slow is slow at any number of rows.
@@ -25,11 +27,6 @@ struct Residual {
     weight: f64,
 }
 
-/// Maximum deviation of one measurement, as the logarithm of the ratio: a stall, or a prompt in the same
-/// forward, tells little about other rounds. If step times really changed by more, the next measurements show
-/// it again.
-const MAX_LOG_STEP: f64 = 0.7;
-
 impl Residuals {
     /// Creates corrections without measurements: every factor is 1.
     pub(super) fn new() -> Self {
@@ -45,7 +42,9 @@ impl Residuals {
             return;
         }
         entry.weight = (entry.weight + 1.0).min(EWMA_WINDOW);
-        entry.log += (log - entry.log).clamp(-MAX_LOG_STEP, MAX_LOG_STEP) * (1.0 / entry.weight);
+        // A measurement deviates by no more than a factor of two: a stall, or a prompt in the same forward, tells
+        // little about other rounds. If step times really changed by more, the next measurements show it again.
+        entry.log += (log - entry.log).clamp(-LN_2, LN_2) * (1.0 / entry.weight);
         self.factors = std::array::from_fn(|class| self.mean_log(class).exp());
     }
 

@@ -4,8 +4,9 @@
 use speculation::sequence::{DueFeed, FEED_LAG};
 
 use super::DraftLength;
-use super::rules::{CREDIT_MAX, FED_PROBE_SPACING};
+use super::rules::CREDIT_MAX;
 use crate::cost::{ForwardShape, WorkerCost};
+use crate::smoothing::LONG_EWMA_WINDOW;
 
 /// Time that may be spent, in lane rounds.
 #[derive(Debug, Clone, Copy)]
@@ -59,12 +60,12 @@ impl DraftLength {
     /// known without drafts. This ends if the lane no longer feeds them, or if workers replace them that do
     /// not compare.
     fn is_compared(&self) -> bool {
-        self.last_compared_at.is_some_and(|at| self.lane_rounds - at < FED_PROBE_SPACING)
+        self.last_compared_at.is_some_and(|at| self.lane_rounds - at < LONG_EWMA_WINDOW as u64)
     }
 
     /// Returns the k of a probe if one is due and paid for.
     pub(super) fn due_probe(&mut self, draft: &WorkerCost) -> Option<u32> {
-        let spacing = if self.is_compared() { FED_PROBE_SPACING } else { self.rules.probe_spacing };
+        let spacing = if self.is_compared() { LONG_EWMA_WINDOW as u64 } else { self.rules.probe_spacing };
         let is_due = self.lane_rounds - self.last_judged_at >= spacing && self.max_k > 0;
         let load = self.load.filter(|load| is_due && load.draft_lag <= FEED_LAG)?;
         // At k > 0 without evidence, the operator's policy holds back all drafts except probes.

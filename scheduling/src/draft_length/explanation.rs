@@ -80,6 +80,11 @@ pub struct Outlook {
 }
 
 impl Outlook {
+    /// Whether this k delays other lanes, which did not choose it.
+    pub(super) fn delays_others(&self) -> bool {
+        self.others_delay > 0.0
+    }
+
     /// The prediction for a lane of `sequences`, with this ratio of measured to priced round times.
     pub(super) fn corrected(self, factor: f64, sequences: u32) -> Self {
         let (draft_wait_us, verify_us) = (self.table_draft_us * factor, self.table_verify_us * factor);

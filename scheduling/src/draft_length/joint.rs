@@ -1,7 +1,8 @@
 //! Joint choice of lanes that share a target. Where every row costs time, as on CPUs, the first lane that
 //! drafts would delay the others, which is not allowed ([`super::DraftLength`]). All may still be faster if
-//! all draft. So each lane computes its draft length and speed for that case, and the lanes draft if none
-//! becomes slower.
+//! all draft. So each lane computes its draft length and speed for that case, and the lanes begin to draft if
+//! none becomes slower. They go on until one is clearly slower: a prediction near that limit would let them
+//! stop and begin again all the time, and while only some of them draft, all are slow.
 
 use super::{DraftLength, Load, Outlook};
 use crate::cost::WorkerCost;
@@ -83,14 +84,16 @@ impl DraftLength {
         self.joint
     }
 
-    /// Computes the joint choice, and applies it if no lane becomes slower than alone.
+    /// Computes the joint choice, and applies it if no lane becomes slower than alone or, while it applies,
+    /// clearly slower.
     pub(super) fn apply_joint_choice(&mut self, load: &Load, workers: (&WorkerCost, &WorkerCost)) {
         if load.other_sequences == 0 {
             self.joint = JointChoice::default();
+            self.drafts_jointly = false;
             return;
         }
         let plain = self.plain_speed(&load.without_drafts(), workers);
-        let alone = self.outlook.iter().filter(|at| !self.delays_others(at));
+        let alone = self.outlook.iter().filter(|at| !at.delays_others());
         let alone = alone.map(|at| at.tokens_per_second).fold(plain, f64::max);
         // Whether other lanes would draft depends on this lane, so it reports its choice for the case that
         // they do.
@@ -102,7 +105,9 @@ impl DraftLength {
         };
         let at = jointly[k as usize];
         self.joint = JointChoice { k, num_leaves: at.num_leaves, gain: at.tokens_per_second / alone };
-        if k > 0 && self.joint.gain.min(load.joint.least_gain) >= 1.0 {
+        let loss_max = if self.drafts_jointly { self.rules.unconfirmed_hysteresis } else { 0.0 };
+        self.drafts_jointly = k > 0 && self.joint.gain.min(load.joint.least_gain) >= 1.0 - loss_max;
+        if self.drafts_jointly {
             // The other lanes accept a delay up to that k.
             jointly[..=k as usize].iter_mut().for_each(|at| at.others_delay = 0.0);
             self.outlook = jointly;
@@ -111,13 +116,13 @@ impl DraftLength {
 
     /// The k that maximises the sum of the logarithms of all sequences' speeds: drafts make the lane's own
     /// sequences faster, and their rows delay the others. 0 if the lane's own speed does not exceed `plain`
-    /// by enough.
+    /// clearly or, once it did, is clearly below it.
     fn best_for_all(&self, outlook: &[Outlook], load: &Load, plain: f64) -> u32 {
         let others_each = f64::from(load.other_sequences) / f64::from(load.sequences.max(1));
         let worth = |at: &Outlook| at.tokens_per_second.ln() - others_each * at.others_delay.ln_1p();
         let best =
             outlook.iter().max_by(|a, b| worth(a).total_cmp(&worth(b))).expect("the outlook contains k = 0");
-        let margin = if self.joint.k > 0 { 0.0 } else { self.rules.unconfirmed_hysteresis };
+        let margin = self.rules.unconfirmed_hysteresis * if self.joint.k > 0 { -1.0 } else { 1.0 };
         if best.tokens_per_second > (1.0 + margin) * plain { best.k } else { 0 }
     }
 

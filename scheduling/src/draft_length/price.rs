@@ -6,9 +6,6 @@ use crate::batch::groups::round_us;
 use crate::cost::{ForwardShape, WorkerCost};
 use crate::prompt_time::PromptTime;
 
-/// Iterations for the number of groups that a draft worker drafts for at once and the time that this takes.
-const ITERATIONS: u32 = 3;
-
 /// Mean share of a running step that is left when a group or draft arrives at a random time and has to wait
 /// for its end.
 const MEAN_REMAINDER: f64 = 0.5;
@@ -91,14 +88,22 @@ impl RoundPricer<'_> {
         rounds.min_by(|a, b| a.round_us().total_cmp(&b.round_us())).expect("at least one group exists")
     }
 
-    /// Price of a round in the number of groups that results from this number of the lane's sequences per
-    /// forward. With other lanes at the target that number is unknown.
-    pub(super) fn round_by_group_size(&self, forward_sequences: u32, k: u32, rows_each: f64) -> Price {
-        if k == 0 || self.load.other_sequences > 0 {
-            return self.round(k, rows_each);
+    /// Price of a round in the number of groups that its forward shows, by the numbers of sequences in it and in
+    /// the one of the round before (0: there was none). `None` if groups were joining or splitting, which takes
+    /// time that does not belong to this k. With other lanes at the target, forwards do not show the lane's
+    /// groups.
+    pub(super) fn round_by_forwards(&self, sequences: [u32; 2], k: u32, rows_each: f64) -> Option<Price> {
+        if self.load.other_sequences > 0 {
+            return Some(self.round(k, rows_each));
         }
-        let groups = f64::from(self.load.sequences) / f64::from(forward_sequences.max(1));
-        self.in_groups((groups.round() as u32).clamp(1, self.groups_max), k, rows_each)
+        let [groups, before] = sequences.map(|sequences| {
+            let groups = f64::from(self.load.sequences) / f64::from(sequences);
+            (groups.round() as u32).clamp(1, self.groups_max)
+        });
+        if sequences[1] == 0 || groups != before {
+            return None;
+        }
+        Some(if k == 0 { self.round(k, rows_each) } else { self.in_groups(groups, k, rows_each) })
     }
 
     /// Time of a forward with this number of the lane's sequences. Every forward also has the rows of other
@@ -136,10 +141,11 @@ impl RoundPricer<'_> {
         let at_worker = f64::from(load.draft_sequences.max(1));
         let num_workers = (f64::from(load.sequences) / at_worker).max(1.0);
         let groups_at_worker = (groups / num_workers).max(1.0);
-        // Groups that draft at the same time share forwards, and begin when one ends.
+        // Groups that draft at the same time share forwards, and begin when one ends. How many do depends on the
+        // time that this takes, so both are found by iteration.
         let mut concurrent_groups = 1.0_f64;
         let mut found = Price::default();
-        for _ in 0..ITERATIONS {
+        for _ in 0..self.groups_max {
             let step =
                 draft.step_us((at_worker * concurrent_groups / groups_at_worker).max(1.0), load.context);
             let steps = draft.drafted_ahead.forwards(k) + MEAN_REMAINDER * (concurrent_groups - 1.0).min(1.0);
@@ -277,16 +283,16 @@ mod tests {
         let (load, target, draft) = (load(0, 0), flat(10_000), flat(4_000));
         let prompts = target.prompts;
         let prices = RoundPricer { load: &load, groups_max: 4, prompts, target: &target, draft: &draft };
-        let round_us = |forward_sequences| prices.round_by_group_size(forward_sequences, 1, 2.0).round_us();
+        let round_us = |in_forward| prices.round_by_forwards([in_forward; 2], 1, 2.0).unwrap().round_us();
         // One group of eight drafts for 4 ms. Two groups wait for each other's forwards, and so do four or
         // more.
         assert_eq!([8, 7, 4, 2, 1].map(round_us), [14_000.0, 14_000.0, 20_000.0, 40_000.0, 40_000.0]);
         assert_eq!(prices.round(1, 2.0).round_us(), 14_000.0);
-        assert_eq!(
-            prices.round_by_group_size(4, 0, 1.0),
-            prices.round(0, 1.0),
-            "plain rounds run in one group"
-        );
+        let plain = prices.round_by_forwards([4; 2], 0, 1.0);
+        assert_eq!(plain, Some(prices.round(0, 1.0)), "plain rounds run in one group");
+        for joining_or_splitting in [[8, 4], [4, 8], [8, 0], [1, 0]] {
+            assert_eq!(prices.round_by_forwards(joining_or_splitting, 1, 2.0), None);
+        }
     }
 
     #[test]

@@ -14,13 +14,11 @@ const MIN_FACTOR: f64 = 0.1;
 /// Uncertainty of prices, relative to the price.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ResidualRules {
-    /// Prior standard deviation of the component common to all k.
-    pub common: f64,
-    /// Prior standard deviation of the component of each k. As large as the common one, because drafted
-    /// rounds wait for forwards of other lanes, and plain rounds run in step with them.
-    pub own: f64,
-    /// Correlation of this component between neighbouring k. k = 0 is independent of the others, because
-    /// plain rounds do not wait as drafted ones do.
+    /// Prior standard deviation of the component common to all k, and of that of each k > 0. These are as
+    /// large, because drafted rounds wait for forwards of other lanes, and plain rounds run in step with them.
+    pub deviation: f64,
+    /// Correlation of the component of neighbouring k. k = 0 is independent of the others, because plain
+    /// rounds do not wait as drafted ones do.
     pub neighbour: f64,
     /// Standard deviation of the mean time in a lane round; forwards are noisy.
     pub lane_round_noise: f64,
@@ -30,7 +28,7 @@ pub struct ResidualRules {
 
 impl Default for ResidualRules {
     fn default() -> Self {
-        Self { common: 0.2, own: 0.2, neighbour: 0.8, lane_round_noise: 0.04, memory: 2_048.0 }
+        Self { deviation: 0.2, neighbour: 0.8, lane_round_noise: 0.04, memory: 2_048.0 }
     }
 }
 
@@ -49,13 +47,13 @@ pub(super) struct ResidualFilter {
 impl ResidualFilter {
     /// Creates the filter for k in 0..=max_k from the prior: every price is approximately right.
     pub(super) fn new(max_k: u32, rules: ResidualRules) -> Self {
-        let ResidualRules { common, own, neighbour, .. } = rules;
+        let variance = rules.deviation * rules.deviation;
         let shared = |i: u32, j: u32| match (i, j) {
-            (0, 0) => own * own / 4.0,
+            (0, 0) => variance / 4.0,
             (0, _) | (_, 0) => 0.0,
-            _ => own * own * neighbour.powi(i.abs_diff(j) as i32),
+            _ => variance * rules.neighbour.powi(i.abs_diff(j) as i32),
         };
-        let row = |i: u32| (0..=max_k).map(|j| common * common + shared(i, j)).collect();
+        let row = |i: u32| (0..=max_k).map(|j| variance + shared(i, j)).collect();
         let prior: Vec<Vec<f64>> = (0..=max_k).map(row).collect();
         Self { rules, mean: vec![0.0; prior.len()], covariance: prior.clone(), prior }
     }

@@ -2,9 +2,6 @@
 
 use std::time::Duration;
 
-/// Maximum relative difference between the numbers of sequences in a round's forward and in the one before.
-const STEADY_TOLERANCE: f64 = 0.25;
-
 /// Measured times of a round of one sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoundTimes {
@@ -25,13 +22,4 @@ pub struct RoundTimes {
     pub forward_sequences: [u32; 2],
     /// Whether the target completed a forward with prompt rows since the round began.
     pub met_prompts: bool,
-}
-
-impl RoundTimes {
-    /// Whether the round's forward had about as many sequences as that of the round before. If not, groups
-    /// were joining or splitting, which takes time that does not belong to this k.
-    pub(super) fn is_steady(&self) -> bool {
-        let [now, before] = self.forward_sequences.map(f64::from);
-        (now - before).abs() <= STEADY_TOLERANCE * before
-    }
 }

@@ -8,15 +8,6 @@ use crate::batch::groups::GroupRules;
 /// Prior probability that a draft worker proposes as much as it is asked for.
 pub(super) const PRIOR_SUPPLY: f64 = 0.98;
 
-/// Lane rounds at k = 0 after which an estimate of poor supply is reset, since nothing measures supply there.
-/// Doubles each time the estimate is confirmed.
-pub(super) const SUPPLY_MEMORY: u64 = 16;
-
-/// Lane rounds without a draft after which a lane probes although draft workers compare what they are fed: the
-/// comparison tells nothing about the time of rounds with drafts. Also the number of lane rounds for which a
-/// comparison counts.
-pub(super) const FED_PROBE_SPACING: u64 = 256;
-
 /// Maximum saved credit for probes, and for feeds, in lane rounds.
 pub(super) const CREDIT_MAX: f64 = 4.0;
 
@@ -27,25 +18,22 @@ pub struct Rules {
     pub prior_acceptance: f64,
     /// Minimum relative gain of a change. It covers the cost of changing k, when sequences with the old and the
     /// new k wait for each other for one or two lane rounds, and that of replacing a round by a lookup draft.
-    /// Also the maximum delay that a lookup draft may cause to another lane, and what a lane that drafts may
-    /// delay others by beyond `others_delay_max` before it stops.
+    /// Also the maximum delay that a lookup draft may cause to another lane, and that a lane that drafts may
+    /// cause before it stops.
     pub hysteresis: f64,
-    /// Minimum relative gain until the last change has been measured.
+    /// Minimum relative gain until the last change has been measured, and of a lane that begins to draft
+    /// jointly with others; also the loss that it accepts before it stops.
     pub unconfirmed_hysteresis: f64,
     /// Lane rounds after a change that are not measured. Sequences that began before it delay the others, and
     /// after a change to k = 0 those that drafted have to join those that did not. Then the same number of
-    /// lane rounds is measured before the next change.
+    /// lane rounds is measured before the next change ([`Rules::confirming_lane_rounds`]).
     pub settling_lane_rounds: u64,
-    /// Lane rounds between two choices while acceptance is known and every draft length is slower than k = 0 by
-    /// `unconfirmed_hysteresis`: a choice takes time that a decode step would not.
-    pub plain_lane_rounds: u32,
-    /// Maximum relative delay of other lanes that share the target, compared with k = 0; they did not choose
-    /// this lane's k.
-    pub others_delay_max: f64,
     /// Maximum share of a lane's time that its predicted losses by probes take, and as much again that draft
     /// workers take that are fed at k = 0.
     pub evidence_share: f64,
     /// Lane rounds without a draft after which a lane probes if its draft workers compared nothing recently.
+    /// Otherwise only the time of rounds with drafts is unknown, and it waits for `LONG_EWMA_WINDOW`. Also the
+    /// lane rounds at k = 0 after which an estimate of poor supply is reset, since nothing measures supply there.
     pub probe_spacing: u64,
     /// Share of recent lane rounds with drafts below which a lane with known acceptance feeds draft workers
     /// rarely. Prompts and tokens take time of draft workers, and of targets on the same machine.
@@ -58,6 +46,15 @@ pub struct Rules {
     pub acceptance: AcceptanceRules,
 }
 
+impl Rules {
+    /// Lane rounds until a change has been measured. Also those from one choice to the next while acceptance is
+    /// known and every draft length is clearly slower than k = 0: a choice takes time that a decode step would
+    /// not.
+    pub(super) fn confirming_lane_rounds(&self) -> u64 {
+        2 * self.settling_lane_rounds
+    }
+}
+
 impl Default for Rules {
     fn default() -> Self {
         Self {
@@ -65,8 +62,6 @@ impl Default for Rules {
             hysteresis: 0.02,
             unconfirmed_hysteresis: 0.1,
             settling_lane_rounds: 4,
-            plain_lane_rounds: 7,
-            others_delay_max: 0.0,
             evidence_share: 0.005,
             probe_spacing: 12,
             idle_share: 0.1,

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use speculation::sequence::{DueFeed, FEED_LAG};
 
-use super::rules::FED_PROBE_SPACING;
 use super::*;
 use crate::agreement::Agreement;
 use crate::cost::{ForwardShape, StepTimePoint, StepTimes};
+use crate::smoothing::LONG_EWMA_WINDOW;
 
 /// A pool whose sequences draft and verify in alternating groups, with 5% noise on every time.
 struct World {
@@ -442,7 +442,7 @@ fn a_lane_that_hardly_drafts_feeds_rarely_once_it_knows_its_acceptance() {
         }
         lane.explain().probes
     };
-    for _ in 0..ACCEPTANCE_EVIDENCE as u32 {
+    for _ in 0..EWMA_WINDOW as u32 {
         run.lane.observe_agreement(0..1, 0);
     }
     assert!(!run.lane.keeps_drafts_fed());
@@ -451,11 +451,11 @@ fn a_lane_that_hardly_drafts_feeds_rarely_once_it_knows_its_acceptance() {
     run.lane.drafting_share = 0.0;
     // Feeds tell the acceptance, so it probes only rarely, to measure the time of such rounds.
     let probes = run.lane.explain().probes;
-    assert_eq!(choose(&mut run.lane, FED_PROBE_SPACING - 2, true), probes);
+    assert_eq!(choose(&mut run.lane, LONG_EWMA_WINDOW as u64 - 2, true), probes);
     assert_eq!(choose(&mut run.lane, 20, true), probes + 1);
     // A draft worker that lacks the prompt is fed first.
     let unfed = Load { draft_lag: FEED_LAG + 1, ..alone(1) };
-    (0..2 * FED_PROBE_SPACING).for_each(|_| _ = run.lane.choose(unfed, &run.target, &run.draft));
+    (0..2 * LONG_EWMA_WINDOW as u32).for_each(|_| _ = run.lane.choose(unfed, &run.target, &run.draft));
     assert_eq!(run.lane.explain().probes, probes + 1);
     // Nothing has been compared for long, so only probes tell the acceptance.
     assert!(choose(&mut run.lane, 100, false) >= probes + 4);

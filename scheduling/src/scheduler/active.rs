@@ -17,7 +17,7 @@ use super::lookup::{LookupDraft, Lookups};
 use super::policy::SpeculationRequest;
 use super::shadows::Trial;
 use super::targets::{MAX_LOSSES, SUSPECT_AFTER};
-use super::workers::Reservation;
+use super::workers::{Reservation, Worker, Workers};
 use crate::agreement::Agreement;
 use crate::lookup_rates::LookupSource;
 use crate::placement::PrefixMarks;
@@ -200,6 +200,11 @@ impl ActiveSequence {
             Role::Target => &self.target,
         };
         reservation.as_ref().map(|reservation| reservation.key)
+    }
+
+    /// The worker in this role, among all `workers`.
+    pub(super) fn worker_in<'a>(&self, workers: &'a Workers, role: Role) -> Option<&'a Worker> {
+        workers.get(self.worker(role)?)
     }
 
     pub(super) fn reservation_mut(&mut self, role: Role) -> &mut Option<Reservation> {

@@ -97,7 +97,7 @@ impl SchedulerState {
         active: &ActiveSequence,
         baseline: BaselineRound,
     ) -> Option<LookupDraft> {
-        let target = self.workers.get(active.worker(Role::Target)?)?;
+        let target = active.worker_in(&self.workers, Role::Target)?;
         let (lane, ids) = (active.lane.id, active.sequence.ids());
         if self.lanes.is_crowded(lane, target.load) {
             return None;

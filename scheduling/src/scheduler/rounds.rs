@@ -120,8 +120,7 @@ impl SchedulerState {
 
     /// Number of forwards with prompts that the sequence's target has completed.
     fn target_prompt_forwards(&self, active: &ActiveSequence) -> u64 {
-        let target = active.worker(Role::Target).and_then(|key| self.workers.get(key));
-        target.map_or(0, |target| target.cost.prompts.forwards())
+        active.worker_in(&self.workers, Role::Target).map_or(0, |target| target.cost.prompts.forwards())
     }
 
     /// Returns a lookup draft if it promises more than the round that was chosen. A draft length fixed by the
@@ -173,7 +172,7 @@ impl SchedulerState {
         let is_probe = chosen.is_some_and(|chosen| chosen.lane_draft_length.is_none());
         let disabled_reason = (k == 0).then_some(held_back.unwrap_or(DisabledReason::DoesNotPay));
         let takes =
-            target.and_then(|key| self.workers.get(key)).map_or(0, |target| target.info.max_tree_tokens);
+            active.worker_in(&self.workers, Role::Target).map_or(0, |target| target.info.max_tree_tokens);
         let pinned_tree = self.lanes.policy().pinned_tree_tokens(&active.speculation);
         let num_tree_tokens = pinned_tree.unwrap_or(lane_tree).min(takes);
         RoundPlan { num_draft_tokens: k, num_tree_tokens, is_health_probe: false, is_probe, disabled_reason }
@@ -200,25 +199,24 @@ impl SchedulerState {
         let id = active.lane.id;
         let may_be_asked = self.lanes.keeps_drafts_fed(id) && !self.is_draft_out(active);
         let Some(feed) = active.sequence.due_feed(self.now, may_be_asked) else { return false };
-        let draft = active.worker(Role::Draft).and_then(|key| self.workers.get(key));
+        let draft = active.worker_in(&self.workers, Role::Draft);
         draft.is_some_and(|draft| self.lanes.pays_for_feed(id, feed, &draft.cost))
     }
 
     /// Whether the sequence's draft worker does not answer. What it is sent would only queue up.
     fn is_draft_out(&self, active: &ActiveSequence) -> bool {
-        let worker = active.worker(Role::Draft).and_then(|key| self.workers.get(key));
-        worker.is_some_and(|worker| worker.health.is_out())
+        active.worker_in(&self.workers, Role::Draft).is_some_and(|worker| worker.health.is_out())
     }
 
     /// How long a round waits for a proposal that is predicted to take `predicted`.
     fn draft_wait(&self, active: &ActiveSequence, predicted: Duration) -> Duration {
-        let worker = active.worker(Role::Draft).and_then(|key| self.workers.get(key));
+        let worker = active.worker_in(&self.workers, Role::Draft);
         worker.map_or(Duration::ZERO, |worker| worker.health.deadline(predicted))
     }
 
     /// Predicted time of the sequence's draft worker for `k` tokens after `rows` ids that it lacks.
     pub(super) fn predicted_proposal(&self, active: &ActiveSequence, rows: u32, k: u32) -> Duration {
-        let worker = active.worker(Role::Draft).and_then(|key| self.workers.get(key));
+        let worker = active.worker_in(&self.workers, Role::Draft);
         let context_len = f64::from(active.len());
         worker.map_or(Duration::ZERO, |worker| {
             predicted_proposal((rows, k), worker.load, context_len, &worker.cost)

@@ -297,7 +297,7 @@ impl SchedulerState {
     /// Credits the serving draft with its results for a sequence that leaves it.
     pub(super) fn credit_serving_draft(&mut self, active: &mut ActiveSequence) {
         let (judged, accepted) = std::mem::take(&mut active.trial.served);
-        let draft = active.worker(Role::Draft).and_then(|key| self.workers.get(key));
+        let draft = active.worker_in(&self.workers, Role::Draft);
         let Some(draft) = draft.map(|worker| worker.info.model_id.clone()) else { return };
         if let Some(rollout) = self.workers.rollout_mut() {
             rollout.on_served(&draft, judged, accepted);

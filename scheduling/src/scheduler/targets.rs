@@ -190,9 +190,7 @@ impl SchedulerState {
     /// Deadline of one step at the sequence's target.
     pub(super) fn target_deadline(&self, active: &ActiveSequence) -> Duration {
         let most = self.config.target_deadline;
-        let Some(worker) = active.worker(Role::Target).and_then(|key| self.workers.get(key)) else {
-            return most;
-        };
+        let Some(worker) = active.worker_in(&self.workers, Role::Target) else { return most };
         let workload = worker.expected_steps().workload.saturating_mul(DEADLINE_WORKLOADS);
         workload.max(UNKNOWN_WORK).min(most)
     }

@@ -37,14 +37,12 @@ fn mechanisms() -> Vec<Mechanism> {
     let by = |name, leave_out| Mechanism { name, leave_out };
     vec![
         by("probes and feeds at k = 0", |e| e.rules.evidence_share = 0.0),
-        by("fewer choices at k = 0", |e| e.rules.plain_lane_rounds = 0),
         by("agreement of fed tokens", |e| e.reports_agreement = false),
         by("unconfirmed hysteresis", |e| e.rules.unconfirmed_hysteresis = e.rules.hysteresis),
         by("hysteresis", |e| (e.rules.unconfirmed_hysteresis, e.rules.hysteresis) = (0.0, 0.0)),
         by("settling", |e| e.rules.settling_lane_rounds = 0),
-        by("limit on the delay of other lanes", |e| e.rules.others_delay_max = f64::MAX),
         by("change detection", |e| e.rules.acceptance.change_deviations = f64::MAX),
-        by("residuals per k", |e| e.rules.residuals.own = 1e-6),
+        by("residuals", |e| e.rules.residuals.deviation = 1e-6),
         by("residuals shared by neighbours", |e| e.rules.residuals.neighbour = 0.0),
         by("groups in prices", |e| e.rules.groups_max = 1),
         by("groups at workers", |e| e.groups.groups_max = 1),
