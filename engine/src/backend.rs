@@ -155,8 +155,9 @@ pub(crate) trait Backend: Send + Sync {
     /// Appends rows to `host`. Returns errors like [`Backend::check`].
     fn append_to(&self, host: &mut Vec<f32>, rows: &mut Self::Rows) -> Result<(), EngineError>;
 
-    /// Draws the rows of `logits` `[num_rows, width]` that `draws` lists, at least one. Appends the draws,
-    /// and the logits of all other rows, to `outputs`. Returns errors like [`Backend::check`].
+    /// Draws the rows of `logits` `[num_rows, width]` that `draws` lists, at least one; the pass was begun
+    /// with the same `draws`. Appends the draws, and the logits of all other rows, to `outputs`. Returns
+    /// errors like [`Backend::check`].
     fn draw(
         &self,
         _logits: &mut Self::Rows,
@@ -176,8 +177,9 @@ pub(crate) trait Backend: Send + Sync {
         StageTimes::default()
     }
 
-    /// Begins a pass. `rope` computes the angles of its positions, once for all layers.
-    fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, rope: &Rope) -> Self::Pass<'a>;
+    /// Begins a pass. `draws` are those that [`Backend::draw`] makes when it has run; empty if it has none.
+    /// `rope` computes the angles of its positions, once for all layers.
+    fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, draws: &DrawPlan, rope: &Rope) -> Self::Pass<'a>;
 
     /// Rows of `table` `[vocab, hidden]` -> `out` `[rows, hidden]`.
     fn embed(&self, table: &Self::Table, pass: &Self::Pass<'_>, out: &mut Self::Rows);

@@ -38,10 +38,11 @@ mod step_counts;
 #[cfg(test)]
 mod test_model;
 mod toolkit;
+mod warm_up;
 mod whole_model;
 
 pub use device::{CudaDevice, DeviceProperties};
 pub use error::CudaError;
 pub use gpus::GpuOptions;
 pub(crate) use gpus::load_on_gpus;
-pub(crate) use ops::{DrawRow, FilterRow, ListedRow, LogitEdit, ScoreRow, ScoredToken, edits_of};
+pub(crate) use ops::{ContextEdits, DrawRow, FilterRow, ListedRow, LogitEdit, ScoreRow, ScoredToken};

@@ -2,6 +2,7 @@
 //! and scores, no logits. All other rows are returned as logits and sampled by the caller, with the same
 //! result.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use speculation::acceptance::{DrawResult, has_independent_rows};
 use speculation::tree::Candidates;
 use speculation::{SequenceSpec, TokenLogprobs};
 
-use crate::cuda::{DrawRow, FilterRow, ListedRow, LogitEdit, ScoreRow, ScoredToken, edits_of};
+use crate::cuda::{ContextEdits, DrawRow, FilterRow, ListedRow, LogitEdit, ScoreRow, ScoredToken};
 use crate::{EngineError, Logits, SequenceRows, TokenId};
 
 /// Requests draws of one sequence's rows instead of their logits. The last row predicts the id after `prefix`
@@ -153,6 +154,8 @@ pub(crate) struct DrawPlan {
     pub(crate) candidates: Vec<CandidateRow>,
     /// Number of valid entries of a row.
     pub(crate) vocab: usize,
+    /// Number of entries of a row.
+    pub(crate) stride: usize,
 }
 
 impl DrawPlan {
@@ -163,7 +166,7 @@ impl DrawPlan {
         (requests, trees): (&[Option<DrawRequest<'_>>], &[&[u32]]),
         vocab_size: u32,
     ) -> Result<Self, EngineError> {
-        let mut plan = Self::default();
+        let mut plan = Self { stride: vocab_size as usize, ..Self::default() };
         let mut first = 0;
         for (i, (rows, request)) in batch.iter().zip(requests).enumerate() {
             if let Some(request) = request {
@@ -198,28 +201,30 @@ impl DrawPlan {
             return Err(EngineError::BadBatch(reason));
         }
         self.vocab = vocab as usize;
-        let mut ids = prefix.to_vec();
         let num_visible = suffix.len() + 1 - num_rows.min(suffix.len() + 1);
-        ids.extend_from_slice(&suffix[..num_visible]);
+        let of_prefix = ContextEdits::new(spec, prefix, self.vocab)?;
+        let mut context = of_prefix.clone();
+        suffix[..num_visible].iter().for_each(|&id| context.push(id));
         let filter = FilterRow::new(0, &spec.sampling);
         let shared = (filter.is_some() || candidate_rows > 0).then(|| Arc::new(spec.clone()));
         for i in 0..num_rows {
             let row = (first + i) as u32;
             if !parents.is_empty() {
-                ids.truncate(prefix.len());
-                ids.extend(context_in_tree(suffix, parents, num_visible + i));
+                context = of_prefix.clone();
+                let path = context_in_tree(suffix, parents, num_visible + i);
+                path.into_iter().for_each(|id| context.push(id));
             }
             if let Some(PromptRows { top_n, next }) = prompt.filter(|_| i < num_rows - num_drawn) {
                 let given = suffix.get(num_visible + i).copied().or(next);
                 let token = ScoredToken::Given(given.unwrap_or_default());
                 self.scores.push(ScoreRow { row, top_n, token });
-                ids.extend(given);
+                given.into_iter().for_each(|id| context.push(id));
                 continue;
             }
-            let (draw, draw_idx) = (DrawRow::new(row, spec, ids.len() as u32), self.rows.len() as u32);
+            let position = context.position();
+            let (draw, draw_idx) = (DrawRow::new(row, spec, position), self.rows.len() as u32);
             if let (Some(filter), Some(spec)) = (&filter, &shared) {
-                let (row, position) = (filter.of_row(row), ids.len() as u32);
-                self.filters.push(Filter { row, spec: Arc::clone(spec), position });
+                self.filters.push(Filter { row: filter.of_row(row), spec: Arc::clone(spec), position });
             }
             if let Some(spec) = shared.as_ref().filter(|_| i >= num_rows - candidate_rows) {
                 let row = ListedRow { draw, draw_idx };
@@ -228,14 +233,19 @@ impl DrawPlan {
             self.rows.push(draw);
             let token = ScoredToken::Drawn { draw_idx };
             self.scores.extend(logprobs.map(|top_n| ScoreRow { row, top_n, token }));
-            self.edits.extend(edits_of(row, spec, &ids, self.vocab)?);
-            ids.extend(suffix.get(num_visible + i).filter(|_| parents.is_empty()));
+            self.edits.extend(context.of_row(row));
+            let next = suffix.get(num_visible + i).filter(|_| parents.is_empty());
+            next.into_iter().for_each(|&id| context.push(id));
         }
         Ok(())
     }
 
     /// The part of the plan for the rows in `range`, with row numbers relative to its start.
-    pub(crate) fn part(&self, range: Range<usize>) -> Self {
+    pub(crate) fn part(&self, range: Range<usize>) -> Cow<'_, Self> {
+        // Most calls are one pass, and edits may be long.
+        if range.start == 0 && self.end() <= range.end {
+            return Cow::Borrowed(self);
+        }
         let is_in = |row: u32| range.contains(&(row as usize));
         let first = range.start as u32;
         let rows = self.rows.iter().filter(|draw| is_in(draw.row));
@@ -252,7 +262,7 @@ impl DrawPlan {
             draw: draw.of_row(draw.row - first),
             draw_idx: draw_idx - draws_before,
         };
-        Self {
+        Cow::Owned(Self {
             rows: rows.map(|draw| draw.of_row(draw.row - first)).collect(),
             edits: edits.map(|edit| LogitEdit { row: edit.row - first, ..*edit }).collect(),
             filters: filters
@@ -265,7 +275,14 @@ impl DrawPlan {
                 .map(|CandidateRow { row, spec }| CandidateRow { row: listed(*row), spec: Arc::clone(spec) })
                 .collect(),
             vocab: self.vocab,
-        }
+            stride: self.stride,
+        })
+    }
+
+    /// End of the range of rows that are drawn or scored.
+    fn end(&self) -> usize {
+        let last = self.rows.last().map(|draw| draw.row).max(self.scores.last().map(|score| score.row));
+        last.map_or(0, |row| row as usize + 1)
     }
 
     /// Whether no row is drawn or scored.
@@ -344,17 +361,21 @@ mod tests {
         assert!(part.filters.is_empty());
         assert!(plan.part(4..5).other_rows(1).is_empty());
         assert_eq!(plan.part(0..3).other_rows(4), [0..2, 3..4]);
+        assert!(matches!(plan.part(0..6), Cow::Borrowed(_)), "edits of one pass are not copied");
+        assert!(matches!(plan.part(0..5), Cow::Owned(_)) && plan.part(0..5).rows.len() == 3);
+        assert_eq!((plan.stride, part.stride), (12, 12));
     }
 
     #[test]
     fn part_keeps_the_filters_of_its_rows() {
         let mut spec = SequenceSpec::default();
         spec.sampling.top_k = 3;
-        let plan = plan([2, 3, 1], [false, true, true], &spec).unwrap().part(3..6);
+        let whole = plan([2, 3, 1], [false, true, true], &spec).unwrap();
+        let part = whole.part(3..6);
         let places: Vec<(u32, u32)> =
-            plan.filters.iter().map(|filter| (filter.row.row, filter.position)).collect();
+            part.filters.iter().map(|filter| (filter.row.row, filter.position)).collect();
         assert_eq!(places, [(0, 5), (1, 6), (2, 6)]);
-        assert!(plan.filters.iter().all(|filter| *filter.spec == spec && filter.row.top_k == 3));
+        assert!(part.filters.iter().all(|filter| *filter.spec == spec && filter.row.top_k == 3));
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod loading;
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use cpu_kernels::{BLOCK_SIZE, KvSlot, StageTimes, TokenCopy};
 use speculation::SequenceSpec;
@@ -175,7 +176,7 @@ impl Engine {
         self.check(batch)?;
         let trees = self.check_trees(batch, trees)?;
         let parents: Vec<&[u32]> = trees.iter().map(|tree| tree.parents).collect();
-        let plan = DrawPlan::new(batch, (requests, &parents), self.info.vocab_size)?;
+        let plan = Arc::new(DrawPlan::new(batch, (requests, &parents), self.info.vocab_size)?);
         if !self.draws && !plan.is_empty() {
             return Err(EngineError::BadBatch("this device does not support draws".to_owned()));
         }
@@ -296,7 +297,7 @@ impl Engine {
         &mut self,
         batch: &[SequenceRows<'_>],
         trees: &[TreePart<'_>],
-        plan: &DrawPlan,
+        plan: &Arc<DrawPlan>,
     ) -> Result<RankOutput, EngineError> {
         let with_trees = batch.iter().zip(trees);
         let reserved: Vec<ReservedRows<'_>> =

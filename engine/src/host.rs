@@ -13,6 +13,7 @@ use cpu_kernels::{
 
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend, FeedForwardRows};
+use crate::draws::DrawPlan;
 use crate::forward_batch::ForwardBatch;
 use crate::rope::Rope;
 use crate::weights::{LinearFormat, LinearTensors, StackedRows, TensorPart, TensorSource, WidenedRows};
@@ -163,7 +164,7 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, rope: &Rope) -> HostPass<'a> {
+    fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, _draws: &DrawPlan, rope: &Rope) -> HostPass<'a> {
         self.begin_stages();
         HostPass { batch, angles: angles(rope, &batch.positions) }
     }

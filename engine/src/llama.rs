@@ -9,6 +9,7 @@ use cpu_kernels::{HeadLayout, Stage};
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend, FeedForwardRows};
 use crate::collective::Collective;
+use crate::draws::DrawPlan;
 use crate::forward_batch::ForwardBatch;
 use crate::model_config::ModelConfig;
 use crate::shard::Shard;
@@ -108,11 +109,13 @@ pub(crate) struct DeviceContext<'a, B: Backend> {
 
 impl<B: Backend> Llama<B> {
     /// Runs one pass: appends KV for every row and leaves the requested logits in `w.logits`, those of the
-    /// whole vocabulary on the first rank. Returns an error if another rank is lost.
+    /// whole vocabulary on the first rank. `draws` are those that the backend makes from them afterwards.
+    /// Returns an error if another rank is lost.
     pub(crate) fn forward(
         &self,
         device: &mut DeviceContext<'_, B>,
         batch: &ForwardBatch<'_>,
+        draws: &DrawPlan,
         w: &mut Workspace<B>,
     ) -> Result<(), EngineError> {
         let backend = device.backend;
@@ -128,7 +131,10 @@ impl<B: Backend> Llama<B> {
         }
         self.resize_activations(backend, batch.num_rows(), rows);
         self.resize_scratch(backend, batch.num_rows(), scratch);
-        let mut pass = backend.begin(batch, &self.config.rope);
+        // Draws belong to the part that begins last, which is current when they are made.
+        let no_draws = DrawPlan::default();
+        let draws_of_all = if logit_batch.is_some() { &no_draws } else { draws };
+        let mut pass = backend.begin(batch, draws_of_all, &self.config.rope);
         backend.embed(&self.embedding, &pass, &mut rows.hidden);
         for layer in others {
             layer.project(device, &pass, rows, scratch);
@@ -146,7 +152,7 @@ impl<B: Backend> Llama<B> {
             self.resize_scratch(backend, num_logit_rows, scratch);
             backend.take_logit_rows(&pass, self.config.hidden_size, &rows.hidden, &mut logit_rows.hidden);
             backend.take_logit_rows(&pass, self.layout().row_width(), &rows.qkv, &mut logit_rows.qkv);
-            pass = backend.begin(logit_batch, &self.config.rope);
+            pass = backend.begin(logit_batch, draws, &self.config.rope);
             rows = logit_rows;
         }
         last.attend(device, &pass, rows, scratch)?;

@@ -1,7 +1,9 @@
 //! One rank of a model on one device: weights, KV cache and buffers. A model that is not split has one rank.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use cpu_kernels::{StageTimes, TokenCopy};
 
@@ -25,7 +27,11 @@ pub(crate) trait Runner: Send {
 
     /// Appends KV for every row and returns the requested results in batch order: the draws of the rows in
     /// `draws`, and the logits `[rows, vocab]` of the other rows. Ranks other than the first return nothing.
-    fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<RankOutput, EngineError>;
+    fn forward(
+        &mut self,
+        batch: &[ReservedRows<'_>],
+        draws: &Arc<DrawPlan>,
+    ) -> Result<RankOutput, EngineError>;
 
     /// Number of compute threads in this process.
     fn num_threads(&self) -> usize {
@@ -82,21 +88,27 @@ impl<B: Backend> Runner for Rank<B> {
         self.backend.check()
     }
 
-    fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<RankOutput, EngineError> {
+    fn forward(
+        &mut self,
+        batch: &[ReservedRows<'_>],
+        draws: &Arc<DrawPlan>,
+    ) -> Result<RankOutput, EngineError> {
         let passes = ForwardBatch::passes(batch, B::PASS_LIMITS);
         let (backend, workspace) = (&self.backend, &mut self.workspace);
         let mut device = DeviceContext { backend, collective: self.collective.as_ref(), kv: &mut self.kv };
         let mut outputs = RankOutput::default();
         let (mut first, mut has_read_last) = (0, false);
         for pass in passes.iter().filter(|pass| pass.num_rows() > 0) {
-            self.model.forward(&mut device, pass, workspace)?;
-            let rows = first..first + pass.logit_rows.len();
+            let num_rows = pass.logit_rows.len();
+            let rows = first..first + num_rows;
             first = rows.end;
-            has_read_last = self.is_first && !rows.is_empty();
+            // Other ranks have no logits to draw from.
+            let draws = if self.is_first { draws.part(rows) } else { Cow::Owned(DrawPlan::default()) };
+            self.model.forward(&mut device, pass, &draws, workspace)?;
+            has_read_last = self.is_first && num_rows > 0;
             if !has_read_last {
                 continue;
             }
-            let (num_rows, draws) = (rows.len(), draws.part(rows));
             if draws.is_empty() {
                 backend.append_to(&mut outputs.logits, &mut workspace.logits)?;
             } else {
@@ -167,7 +179,11 @@ impl Runner for SingleRankRunner {
         self.guard(|runner| runner.copy_tokens(copies))
     }
 
-    fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<RankOutput, EngineError> {
+    fn forward(
+        &mut self,
+        batch: &[ReservedRows<'_>],
+        draws: &Arc<DrawPlan>,
+    ) -> Result<RankOutput, EngineError> {
         self.guard(|runner| runner.forward(batch, draws))
     }
 
@@ -217,7 +233,7 @@ mod tests {
         fn forward(
             &mut self,
             batch: &[ReservedRows<'_>],
-            _draws: &DrawPlan,
+            _draws: &Arc<DrawPlan>,
         ) -> Result<RankOutput, EngineError> {
             let pieces: Vec<usize> = (0..64).collect();
             let logits = self.0.map(&pieces, |&piece| {
@@ -239,7 +255,7 @@ mod tests {
                 num_logits: 0,
                 tree: TreePart::default(),
             };
-            let draws = DrawPlan::default();
+            let draws = Arc::default();
             assert_eq!(rank.forward(&[rows], &draws).unwrap().logits.len(), 64);
             let error = rank.forward(&[rows, rows], &draws).unwrap_err().to_string();
             assert!(error.contains("rank 0 is lost") && error.contains("piece 50 fell over"), "{error}");

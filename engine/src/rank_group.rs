@@ -24,7 +24,7 @@ enum Command {
     GrowKv(u32),
     CopyBlock(u32, u32),
     CopyTokens(Arc<[TokenCopy]>),
-    Forward(Arc<(Vec<OwnedRows>, DrawPlan)>),
+    Forward(Arc<(Vec<OwnedRows>, Arc<DrawPlan>)>),
     /// Cores of each rank's threads.
     Pin(Arc<[Vec<usize>]>),
 }
@@ -67,6 +67,8 @@ struct RankThread {
 pub(crate) struct RankGroup {
     ranks: Vec<RankThread>,
     barrier: Arc<RankBarrier>,
+    /// Number of KV blocks that every rank has allocated.
+    num_blocks: u32,
 }
 
 impl RankGroup {
@@ -87,7 +89,7 @@ impl RankGroup {
             Ok(RankThread { num_threads, commands, replies })
         };
         let ranks = ranks.into_iter().enumerate().map(start).collect::<Result<_, EngineError>>()?;
-        Ok(Self { ranks, barrier })
+        Ok(Self { ranks, barrier, num_blocks: 0 })
     }
 
     /// Sends the command to every rank and returns the first rank's reply.
@@ -137,8 +139,15 @@ impl RankGroup {
 }
 
 impl Runner for RankGroup {
+    /// Called before every forward, but it seldom needs more blocks than before: a command would wait for all
+    /// threads.
     fn grow_kv(&mut self, num_blocks: u32) -> Result<(), EngineError> {
-        self.run(&Command::GrowKv(num_blocks)).map(drop)
+        if num_blocks <= self.num_blocks {
+            return self.barrier.check();
+        }
+        self.run(&Command::GrowKv(num_blocks))?;
+        self.num_blocks = num_blocks;
+        Ok(())
     }
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), EngineError> {
@@ -149,9 +158,13 @@ impl Runner for RankGroup {
         self.run(&Command::CopyTokens(copies.into())).map(drop)
     }
 
-    fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<RankOutput, EngineError> {
+    fn forward(
+        &mut self,
+        batch: &[ReservedRows<'_>],
+        draws: &Arc<DrawPlan>,
+    ) -> Result<RankOutput, EngineError> {
         let batch = batch.iter().map(OwnedRows::of).collect();
-        self.run(&Command::Forward(Arc::new((batch, draws.clone()))))
+        self.run(&Command::Forward(Arc::new((batch, Arc::clone(draws)))))
     }
 
     fn num_threads(&self) -> usize {
@@ -208,6 +221,8 @@ fn execute(rank: usize, runner: &mut dyn Runner, command: &Command) -> Result<Ra
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
     use crate::collective::{Collective, shared_memory};
     use crate::host::HostRows;
@@ -217,10 +232,13 @@ mod tests {
         end: Box<dyn Collective<HostRows>>,
         rank: usize,
         fault: Option<(usize, bool)>,
+        /// Number of calls to grow KV, of all ranks.
+        num_grown: Arc<AtomicU32>,
     }
 
     impl Runner for Fake {
         fn grow_kv(&mut self, _num_blocks: u32) -> Result<(), EngineError> {
+            self.num_grown.fetch_add(1, Ordering::Relaxed);
             Ok(())
         }
 
@@ -232,7 +250,11 @@ mod tests {
             Ok(())
         }
 
-        fn forward(&mut self, batch: &[ReservedRows<'_>], _: &DrawPlan) -> Result<RankOutput, EngineError> {
+        fn forward(
+            &mut self,
+            batch: &[ReservedRows<'_>],
+            _: &Arc<DrawPlan>,
+        ) -> Result<RankOutput, EngineError> {
             let mut sum = HostRows::default();
             for i in 0..batch.len() {
                 match self.fault {
@@ -248,12 +270,20 @@ mod tests {
     }
 
     fn group(ranks: usize, fault: Option<(usize, usize, bool)>) -> RankGroup {
+        counted_group(ranks, fault, &Arc::default())
+    }
+
+    fn counted_group(
+        ranks: usize,
+        fault: Option<(usize, usize, bool)>,
+        num_grown: &Arc<AtomicU32>,
+    ) -> RankGroup {
         // Only hang tests rely on the watchdog; elsewhere allow for slow ranks on a busy machine.
         let watchdog = if matches!(fault, Some((_, _, false))) { 2 } else { 100 };
         let barrier = Arc::new(RankBarrier::new(ranks, Duration::from_secs(watchdog)));
         let runner = |(rank, end)| {
             let fault = fault.and_then(|(at_rank, at, panics)| (at_rank == rank).then_some((at, panics)));
-            Box::new(Fake { end, rank, fault }) as Box<dyn Runner>
+            Box::new(Fake { end, rank, fault, num_grown: Arc::clone(num_grown) }) as Box<dyn Runner>
         };
         let runners = shared_memory(ranks, &barrier).into_iter().enumerate().map(runner).collect();
         RankGroup::start(runners, barrier).unwrap()
@@ -267,7 +297,7 @@ mod tests {
             num_logits: 0,
             tree: TreePart::default(),
         };
-        Ok(group.forward(&vec![rows; times], &DrawPlan::default())?.logits)
+        Ok(group.forward(&vec![rows; times], &Arc::default())?.logits)
     }
 
     #[test]
@@ -278,6 +308,14 @@ mod tests {
         }
         group.grow_kv(3).unwrap();
         group.copy_block(0, 1).unwrap();
+    }
+
+    #[test]
+    fn ranks_are_only_asked_for_more_kv_than_before() {
+        let num_grown = Arc::default();
+        let mut group = counted_group(2, None, &num_grown);
+        [3, 3, 0, 2, 4, 1, 4].into_iter().for_each(|num_blocks| group.grow_kv(num_blocks).unwrap());
+        assert_eq!(num_grown.load(Ordering::Relaxed), 2 * 2, "for 3 and for 4 blocks");
     }
 
     #[test]

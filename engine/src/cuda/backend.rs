@@ -87,8 +87,8 @@ struct State<E: Executor> {
     readers: InputReaders,
     /// The f32 numbers whose rounded copy the previous operation left in `rounded`.
     rounded_source: Option<RoundedSource>,
-    /// The inputs of the current pass that kernels read.
-    inputs: Inputs<E::Memory>,
+    /// Where the inputs of the current pass are in the arrays of `drawing`.
+    inputs: Inputs,
     drawing: DrawBuffers<E::Memory>,
     scoring: ScoreBuffers<E::Memory>,
     listing: CandidateBuffers<E::Memory>,
@@ -343,8 +343,8 @@ where
         self.lock_flushed()?.draw(logits, num_rows, draws, outputs)
     }
 
-    fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, rope: &Rope) -> GpuPass<'a> {
-        self.run(|state| state.inputs.upload(&mut state.executor, batch, rope));
+    fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, draws: &DrawPlan, rope: &Rope) -> GpuPass<'a> {
+        self.run(|state| state.begin(batch, draws, rope));
         GpuPass::new(batch)
     }
 
@@ -352,8 +352,8 @@ where
         self.run(|state| {
             let (out, _) = out.write();
             let GpuTable { numbers: table, columns: hidden, is_tiled, .. } = table;
-            let State { executor, inputs, .. } = state;
-            let (token_ids, is_tiled) = (inputs.token_ids(), *is_tiled);
+            let State { executor, inputs, drawing, .. } = state;
+            let (token_ids, is_tiled) = (drawing.arrays.input(&inputs.places.token_ids), *is_tiled);
             Embedding { table, is_tiled, token_ids, out }.launch(executor, pass.rows(), *hidden)
         });
     }
@@ -401,13 +401,13 @@ where
         let (layer, kv) = ((at.layer, kv.shape.num_layers), &mut kv.blocks);
         self.run_joined(|state| {
             let turn = state.take_delayed_rotate(qkv.read().0, pass.rows())?;
-            let State { executor, inputs, .. } = state;
-            let (qkv, slots) = (qkv.read().0, inputs.slots());
+            let State { executor, inputs, drawing, .. } = state;
+            let (qkv, slots) = (qkv.read().0, drawing.arrays.input(&inputs.places.slots));
             let write = WriteKv { qkv, slots, kv, layout: at.layout, layer };
             if !turn {
                 return write.launch(executor, pass.rows());
             }
-            let angles = inputs.angles();
+            let angles = inputs.angles(&drawing.arrays);
             // SAFETY: the queries are turned for `rotate`, which had qkv to write and was delayed until now.
             unsafe { write.launch_with_rotate(executor, angles, pass.rows()) }
         });
@@ -449,8 +449,9 @@ where
 
     fn take_logit_rows(&self, _pass: &Self::Pass<'_>, width: usize, x: &Self::Rows, out: &mut Self::Rows) {
         self.run(|state| {
-            let State { executor, inputs, .. } = state;
-            take_rows(executor, (x.read().0, width), inputs.logit_rows(), out.write().0)
+            let State { executor, inputs, drawing, .. } = state;
+            let logit_rows = drawing.arrays.input(&inputs.places.logit_rows);
+            take_rows(executor, (x.read().0, width), logit_rows, out.write().0)
         });
     }
 }

@@ -7,8 +7,12 @@
 
 mod library;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{c_int, c_void};
+#[cfg(test)]
+use std::sync::Mutex;
+#[cfg(test)]
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cudarc::cublaslt::sys::{
     cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as Attribute,
@@ -28,6 +32,13 @@ const AS_IT_LIES: u32 = 0;
 const TRANSPOSED: u32 = 1;
 /// Minimum alignment of operands in bytes, for every allocator used here.
 const ALIGNMENT: u32 = 16;
+
+/// Shapes that this process has asked the library about, in order.
+#[cfg(test)]
+pub(in crate::cuda) static PLANNED: Mutex<Vec<ProductShape>> = Mutex::new(Vec::new());
+/// Number of products that the library has computed in this process.
+#[cfg(test)]
+pub(in crate::cuda) static COMPUTED: AtomicUsize = AtomicUsize::new(0);
 
 /// Sizes of a product: x `[rows, k]` times weights `[n, k]` -> out `[rows, n]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -58,7 +69,12 @@ pub(super) struct Blas {
     operations: Operations,
     /// By shape. At most one per number of rows in a pass and matrix of a model.
     plans: HashMap<ProductShape, Plan>,
+    /// Algorithms with which [`Blas::warm_up`] has computed a product, with the outputs and inputs per row.
+    warm: HashSet<(usize, usize, Algorithm)>,
 }
+
+/// An algorithm, opaque to callers of the library.
+type Algorithm = [u64; 8];
 
 // SAFETY: descriptors and handle are only used through `&mut` access to the device, so by one thread at a
 // time.
@@ -81,7 +97,7 @@ struct Layouts {
 /// Layouts and algorithm of one shape.
 struct Plan {
     layouts: Layouts,
-    algorithm: [u64; 8],
+    algorithm: Algorithm,
 }
 
 impl Blas {
@@ -92,7 +108,8 @@ impl Blas {
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one pointer.
         let created = library.check("cublasLtCreate", unsafe { (library.create)(&raw mut handle) });
-        let blas = Self { library, handle, operations, plans: HashMap::new() };
+        let (plans, warm) = Default::default();
+        let blas = Self { library, handle, operations, plans, warm };
         created.map(|()| blas)
     }
 
@@ -112,10 +129,7 @@ impl Blas {
         workspace: u64,
         stream: *mut c_void,
     ) -> Result<(), CudaError> {
-        if !self.plans.contains_key(&product.shape) {
-            let plan = self.plan(product.shape)?;
-            self.plans.insert(product.shape, plan);
-        }
+        self.ensure_plan(product.shape)?;
         let Plan { layouts: Layouts { weights, x, out }, algorithm } = &self.plans[&product.shape];
         let (one, zero) = (1.0f32, 0.0f32);
         let (one, zero) = ((&raw const one).cast(), (&raw const zero).cast());
@@ -142,12 +156,45 @@ impl Blas {
                 stream,
             )
         };
+        #[cfg(test)]
+        COMPUTED.fetch_add(1, Ordering::Relaxed);
         self.library.check("cublasLtMatmul", status)
+    }
+
+    /// Finds the algorithm for a product. Enqueues the product if it is the first of its matrix with that
+    /// algorithm, so that the library loads the kernel now: the number of rows only changes the grid. Returns
+    /// whether it did.
+    ///
+    /// # Safety
+    /// As for [`Blas::multiply`].
+    pub(super) unsafe fn warm_up(
+        &mut self,
+        product: &Product,
+        workspace: u64,
+        stream: *mut c_void,
+    ) -> Result<bool, CudaError> {
+        self.ensure_plan(product.shape)?;
+        let ProductShape { n, k, .. } = product.shape;
+        if !self.warm.insert((n, k, self.plans[&product.shape].algorithm)) {
+            return Ok(false);
+        }
+        // SAFETY: by this function's contract.
+        unsafe { self.multiply(product, workspace, stream) }.map(|()| true)
+    }
+
+    fn ensure_plan(&mut self, shape: ProductShape) -> Result<(), CudaError> {
+        if !self.plans.contains_key(&shape) {
+            let plan = self.plan(shape)?;
+            self.plans.insert(shape, plan);
+        }
+        Ok(())
     }
 
     /// Asks the library for an algorithm for a shape. It looks for one on the host, so a failure says nothing
     /// about the device.
     fn plan(&self, shape: ProductShape) -> Result<Plan, CudaError> {
+        #[cfg(test)]
+        PLANNED.lock().expect("no test fails while it counts").push(shape);
         let layouts = describe(&self.library, shape)?;
         let Layouts { weights, x, out } = layouts;
         let Operations { operation, preference } = self.operations;

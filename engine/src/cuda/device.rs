@@ -33,6 +33,9 @@ use crate::EngineError;
 pub(super) use driver::refused;
 use driver::{driver_version, open_context, start_driver};
 
+/// Size of the pinned memory for results, and the longest read that goes through it. The results of a step's
+/// draws are at most a few hundred bytes for each of 512 rows.
+const DOWNLOAD_BYTES: usize = 1 << 20;
 /// Oldest architecture that has the tensor-core instructions used by the kernels.
 const OLDEST: (i32, i32) = (8, 0);
 
@@ -48,7 +51,7 @@ pub struct CudaDevice {
     watch: Watched,
     /// Launches to be replayed or started later, if this device replays graphs.
     recorder: Option<LaunchRecorder<Graph>>,
-    /// Allocated on the first write.
+    /// Allocated on the first write or read.
     staging: Option<Staging>,
     products: Option<LibraryProducts>,
     multiplies_in_clusters: bool,
@@ -62,18 +65,20 @@ struct LibraryProducts {
     from_rows: usize,
 }
 
-/// Pinned memory for copies to the device, and the progress of the copies.
+/// Pinned memory for copies to and from the device, and the progress of the copies to it.
 struct Staging {
     halves: StagingHalves,
     pinned: [PinnedHostSlice<u8>; 2],
     /// For each half: event recorded after the last copy out of it.
     copied: [CudaEvent; 2],
+    /// What was read last.
+    download: PinnedHostSlice<u8>,
     stream: Arc<CudaStream>,
 }
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // Pinned memory must not be freed while a copy reads it.
+        // Pinned memory must not be freed while a copy reads or writes it.
         if let Err(error) = self.stream.synchronize() {
             tracing::warn!(%error, "a device was left with copies under way");
         }
@@ -245,6 +250,23 @@ impl CudaDevice {
         Ok(())
     }
 
+    /// Minimum number of rows of products that cuBLASLt computes, if it computes any.
+    pub(super) fn cublaslt_min_rows(&self) -> Option<usize> {
+        self.products.as_ref().map(|products| products.from_rows)
+    }
+
+    /// Prepares cuBLASLt for a product, which it may compute; see [`Blas::warm_up`]. Returns whether it did.
+    ///
+    /// # Safety
+    /// All operands of the product are in memory that outlives it.
+    pub(super) unsafe fn warm_up(&mut self, product: &Product) -> Result<bool, CudaError> {
+        let stream = self.raw_stream()?;
+        let LibraryProducts { blas, workspace, .. } =
+            self.products.as_mut().expect("only called with the library");
+        // SAFETY: as in `multiply`.
+        unsafe { blas.warm_up(product, workspace.address(), stream) }
+    }
+
     /// Whether there are kernels of gemm_panels.cu for this device.
     pub(super) fn has_panel_kernels(&self) -> bool {
         self.functions.contains_key("gemm_panels_8")
@@ -253,14 +275,13 @@ impl CudaDevice {
     fn start(&self, launch: &Launch) -> Result<(), CudaError> {
         let function = self.functions.get(launch.kernel).expect("open loads every listed kernel");
         self.context.bind_to_thread().map_err(refused("take the thread"))?;
-        let mut params = launch.params.clone();
-        let mut pointers: Vec<*mut c_void> =
-            params.iter_mut().map(|param| std::ptr::from_mut(param).cast()).collect();
+        let pointer = |param| std::ptr::from_ref::<u64>(param).cast_mut().cast::<c_void>();
+        let mut pointers: Vec<*mut c_void> = launch.params.iter().map(pointer).collect();
         let (grid, block) = ((launch.grid[0], launch.grid[1], launch.grid[2]), (launch.threads, 1, 1));
         let (function, stream) = (function.cu_function(), self.stream.cu_stream());
         // SAFETY: the function and stream belong to this context; the parameters are the kernel's by the
-        // contract of `launch`, their memory is still allocated by that of `flush`, and `pointers` outlives
-        // the call, which copies what they point to.
+        // contract of `launch`, their memory is still allocated by that of `flush`, and what `pointers` point
+        // to outlives the call, which copies it and writes nothing.
         unsafe { result::launch_kernel(function, grid, block, launch.shared_bytes, stream, &mut pointers) }
             .map_err(refused(launch.kernel))
     }
@@ -285,13 +306,34 @@ impl CudaDevice {
     }
 
     fn new_staging(&self) -> Result<Staging, CudaError> {
-        let failed = refused("take memory that it copies from");
+        let failed = refused("take memory that it copies from and to");
         // SAFETY: nothing is read from it before it was written. Not write-combined, because `fill` may also
         // read it.
-        let pinned = || unsafe { self.context.alloc_pinned_with_flags::<u8>(HALF_BYTES, 0) }.map_err(&failed);
+        let pinned = |bytes| unsafe { self.context.alloc_pinned_with_flags::<u8>(bytes, 0) }.map_err(&failed);
         let event = || self.context.new_event(None).map_err(&failed);
         let (halves, stream) = (StagingHalves::new(HALF_BYTES), Arc::clone(&self.stream));
-        Ok(Staging { halves, pinned: [pinned()?, pinned()?], copied: [event()?, event()?], stream })
+        let (copied, download) = ([event()?, event()?], pinned(DOWNLOAD_BYTES)?);
+        Ok(Staging { halves, pinned: [pinned(HALF_BYTES)?, pinned(HALF_BYTES)?], copied, download, stream })
+    }
+
+    /// The pinned memory, allocated if there is none yet.
+    fn staging(&mut self) -> Result<&mut Staging, CudaError> {
+        if self.staging.is_none() {
+            self.staging = Some(self.new_staging()?);
+        }
+        Ok(self.staging.as_mut().expect("made above"))
+    }
+
+    /// Starts to copy bytes of the device, at most [`DOWNLOAD_BYTES`], to pinned memory.
+    fn start_download(&mut self, memory: &CudaMemory, at: usize, len: usize) -> Result<(), CudaError> {
+        assert!(at + len <= memory.slice.len(), "reads stay inside the memory");
+        self.context.bind_to_thread().map_err(refused("take the thread"))?;
+        let stream = self.stream.cu_stream();
+        let pinned = self.staging()?.download.as_mut_slice().map_err(refused("show pinned memory"))?;
+        // SAFETY: the source is inside the memory by the assertion above. The destination stays allocated
+        // until the stream is done, and is only read after a wait for it.
+        unsafe { result::memcpy_dtoh_async(&mut pinned[..len], memory.address + at as u64, stream) }
+            .map_err(refused("copy from the device"))
     }
 
     /// Writes one piece of at most [`HALF_BYTES`].
@@ -303,9 +345,7 @@ impl CudaDevice {
     ) -> Result<(), EngineError> {
         assert!(at + bytes <= memory.slice.len(), "writes stay inside the memory");
         self.flush()?;
-        if self.staging.is_none() {
-            self.staging = Some(self.new_staging()?);
-        }
+        self.staging()?;
         let staging = self.staging.as_mut().expect("made above");
         let Place { half, range, switches_half } = staging.halves.take(bytes);
         if switches_half {
@@ -400,6 +440,14 @@ impl Executor for CudaDevice {
 
     fn read(&mut self, memory: &CudaMemory, at: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
         if bytes.is_empty() {
+            return Ok(());
+        }
+        if bytes.len() <= DOWNLOAD_BYTES {
+            self.flush()?;
+            self.start_download(memory, at, bytes.len())?;
+            self.wait()?;
+            let pinned = self.staging()?.download.as_slice().map_err(refused("show pinned memory"))?;
+            bytes.copy_from_slice(&pinned[..bytes.len()]);
             return Ok(());
         }
         // Before the copy, whose own wait would not watch the other ranks.

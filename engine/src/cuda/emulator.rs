@@ -37,6 +37,8 @@ pub(crate) struct Emulator {
     replays: Arc<AtomicU32>,
     check: Check,
     multiplies_panels: bool,
+    /// The compute capability whose tensor cores it has, times ten.
+    capability: u32,
 }
 
 /// Lets one thread at a time use the library, whose state is global to the process. Blocks run on that thread.
@@ -76,7 +78,7 @@ impl Emulator {
         let (allocations, launches, replays) = Default::default();
         let failing_allocation = Arc::new(AtomicU32::new(u32::MAX));
         let (launches_left, recorder) = (None, None);
-        let multiplies_panels = true;
+        let (multiplies_panels, capability) = (true, 90);
         Self {
             library,
             launches_left,
@@ -87,12 +89,18 @@ impl Emulator {
             replays,
             check,
             multiplies_panels,
+            capability,
         }
     }
 
     /// Leaves all products to kernels that read operands row by row, as on compute capability 8.
     pub(crate) fn without_panels(self) -> Self {
         Self { multiplies_panels: false, ..self }
+    }
+
+    /// With the tensor cores of another compute capability (times ten) than 9.0. It still multiplies panels.
+    pub(crate) fn of_capability(self, capability: u32) -> Self {
+        Self { capability, ..self }
     }
 
     /// Sets the order in which threads and blocks run from now on, chosen by `seed`.
@@ -142,6 +150,7 @@ impl Emulator {
         }
         self.launches.fetch_add(1, Ordering::Relaxed);
         let run: Symbol<'_, Run> = self.symbol("emulator_launch");
+        let set_capability: Symbol<'_, unsafe extern "C" fn(u32)> = self.symbol("emulator_capability");
         let entry: Symbol<'_, *const c_void> = self.symbol(&format!("run_{}", launch.kernel));
         let mut params = launch.params.clone();
         let mut pointers: Vec<*mut c_void> =
@@ -149,6 +158,8 @@ impl Emulator {
         let [x, y, z] = launch.grid;
         let shape = [x, y, z, launch.threads, launch.shared_bytes, launch.cluster];
         let _turn = library_turn();
+        // SAFETY: the signature that the shim declares; no kernel runs while the lock is held.
+        unsafe { set_capability(self.capability) }
         // SAFETY: the parameters are the kernel's by the contract of `launch`, and its memory is still
         // allocated by that of `flush`.
         unsafe { run(*entry, shape.as_ptr(), pointers.as_mut_ptr()) }

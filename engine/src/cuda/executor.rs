@@ -1,6 +1,7 @@
 //! Runs kernels: a GPU, or the host in tests. Memory is bytes at an address that only kernels dereference.
 //! [`Tensor`] adds a type and a length; [`Params`] holds a launch's parameters in the kernel's order.
 
+use std::fmt::Display;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -309,17 +310,18 @@ impl Params {
     }
 }
 
-/// Returns `BadLaunch` for the number `what` unless `is_good`.
+/// Returns `BadLaunch` for the number `what` unless `is_good`. Only then is `expected` formatted: a step has
+/// thousands of checks.
 pub(crate) fn check(
     kernel: &'static str,
     (what, found): (&'static str, usize),
     is_good: bool,
-    expected: impl Into<String>,
+    expected: impl Display,
 ) -> Result<(), CudaError> {
     if is_good {
         return Ok(());
     }
-    Err(CudaError::BadLaunch { kernel, what, found, expected: expected.into() })
+    Err(CudaError::BadLaunch { kernel, what, found, expected: expected.to_string() })
 }
 
 /// Returns `BadLaunch` if the tensor `what` has fewer elements than the kernel accesses.
@@ -329,5 +331,5 @@ pub(crate) fn check_len(
     found: usize,
     needed: usize,
 ) -> Result<(), CudaError> {
-    check(kernel, (what, found), found >= needed, format!("at least {needed} elements"))
+    check(kernel, (what, found), found >= needed, format_args!("at least {needed} elements"))
 }

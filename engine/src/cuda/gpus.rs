@@ -9,6 +9,7 @@ use super::numerics::Numerics;
 use super::ranks::{
     Exchange, NcclLibrary, RankMember, Ranks, SumPhases, check_loadable, connect, exchange_once, load_on,
 };
+use super::warm_up::warm_up;
 use crate::EngineError;
 use crate::collective::RankBarrier;
 use crate::load::{Loaded, WATCHDOG};
@@ -81,6 +82,9 @@ pub(crate) fn load_on_gpus(
     }
     if let Some(rows) = gpus.cublaslt_min_rows {
         devices.iter_mut().try_for_each(|device| device.use_cublaslt(rows))?;
+        if devices.len() > 1 {
+            warm_up(&mut devices, &model)?;
+        }
     }
     let numerics = numerics_of(&devices);
     let members: Vec<RankMember<CudaDevice>> = match library {

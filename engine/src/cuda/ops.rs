@@ -18,6 +18,7 @@ mod random;
 mod ranks;
 mod rows;
 mod score;
+mod step_arrays;
 mod step_buffer;
 mod tiling;
 mod trees;
@@ -27,13 +28,13 @@ pub(crate) use blocks::Variant;
 pub(crate) use candidates::{
     CandidateBuffers, ListedRow, candidates, copy_edited_rows, find_candidates, score_first_candidates,
 };
-pub(crate) use draw::{DrawBuffers, DrawRow, Drawn, LogitsShape, draw, drawn};
-pub(crate) use filters::{FilterRow, apply_filters, candidate_bytes, undecided};
+pub(crate) use draw::{DrawBuffers, DrawRow, Drawn, LogitsShape, draw};
+pub(crate) use filters::{FilterRow, apply_filters, candidate_bytes};
 pub(crate) use fp8::{Fp8Layout, GemmFp8};
 pub(crate) use gemm::{GRAIN as BF16_GRAIN, GemmBf16, borders, check_borders};
 pub(crate) use heads::{NormHeads, WriteKv, rotate, rotate_at};
 pub(crate) use int8::{GRAIN as INT8_GRAIN, GemmInt8, Int8Rows, QuantizeRows, StepLayout};
-pub(crate) use logits::{EDIT_BYTES, LogitEdit, edit_logits, edits_of};
+pub(crate) use logits::{ContextEdits, EDIT_BYTES, LogitEdit, edit_logits};
 pub(crate) use own_blocks::{OwnBlocks, own_bytes};
 pub(crate) use panels::{
     CHANNELS as TILE_CHANNELS, GemmPanels, GroupSums, INT8_PANEL_COLUMNS, INT8_TILES, InputLayout,
@@ -45,10 +46,11 @@ pub(crate) use random::{random_bf16, random_f32};
 pub(crate) use ranks::{concat_ranks, sum_ranks};
 pub(crate) use rows::{Embedding, FinishSum, RmsNorm, Swiglu, add, add_at, take_rows, to_bf16, to_panels};
 pub(crate) use score::{ScoreBuffers, ScoreRow, ScoredToken, copy_raw_rows, score, scores};
+pub(crate) use step_arrays::{Place, StepArrays};
 pub(crate) use step_buffer::{StepBuffer, capacity, ensure_capacity};
 #[cfg(test)]
 pub(crate) use tiling::count_attention;
-pub(crate) use tiling::{AttentionChunk, Limits, Tiling, TilingKey, partial_bytes};
+pub(crate) use tiling::{AttentionChunk, AttentionTile, Limits, Tiling, TilingKey, WorkItem, partial_bytes};
 pub(crate) use trees::{GatherBlocks, copy_tokens};
 
 /// Largest size of a grid along y and z.

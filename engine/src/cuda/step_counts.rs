@@ -52,31 +52,73 @@ fn a_filtered_row_is_read_at_most_six_times() {
     assert!((3.0..6.0).contains(&passes), "{passes}");
 }
 
-/// Driver operations of a step of a two-layer Llama: with one row, and with five rows that are drawn on the
-/// device.
+/// Driver operations of a step of a two-layer Llama, with one row and with five that are drawn on the device:
+/// one copy uploads the inputs of the pass and of the draws, and one downloads all results. That one goes to
+/// pinned memory, so the host waits once.
 #[test]
 fn what_a_step_asks_of_the_driver() {
     let Some(driver) = HostDriver::for_test("cuda::step_counts::what_a_step_asks_of_the_driver") else {
         return;
     };
     let mut engine = two_layers(&driver, None);
-    let spec = speculation::SequenceSpec::default();
-    for rows in [1usize, 5] {
-        let slot = engine.open();
-        for step in 0..3 {
-            let ids: Vec<u32> = (0..rows as u32).collect();
-            let (prefix, suffix) = ids.split_at(1);
-            let (vocab_size, logprobs, prompt) = (300, None, None);
-            let request =
-                DrawRequest { spec: &spec, prefix, suffix, vocab_size, logprobs, prompt, candidate_rows: 0 };
-            let batch = [SequenceRows { slot, token_ids: &ids, num_logits: rows }];
-            let earlier = driver.counts();
-            engine.forward_and_draw(&batch, &[Some(request)]).unwrap();
-            let counts = driver.counts().since(earlier);
-            println!("{rows} rows, step {step}: {counts:?}");
-            assert!(step == 0 || counts.allocations == 0, "{counts:?}");
-            assert!(counts.bytes_from_device <= 16 * rows as u64, "{counts:?}");
+    let plain = speculation::SequenceSpec::default();
+    // A small k: the device decides every row itself.
+    let sampling = speculation::SamplingParams { top_k: 40, top_p: 0.9, ..Default::default() };
+    let filtered = speculation::SequenceSpec { sampling, ..Default::default() };
+    for (spec, logprobs, candidate_rows, bytes_of_row) in
+        [(&plain, None, 0, 16), (&filtered, Some(3), 1, 256)]
+    {
+        for rows in [1usize, 5] {
+            let slot = engine.open();
+            for step in 0..3 {
+                let ids: Vec<u32> = (0..rows as u32).collect();
+                let (prefix, suffix) = ids.split_at(1);
+                let (vocab_size, prompt) = (300, None);
+                let request =
+                    DrawRequest { spec, prefix, suffix, vocab_size, logprobs, prompt, candidate_rows };
+                let batch = [SequenceRows { slot, token_ids: &ids, num_logits: rows }];
+                let earlier = driver.counts();
+                let output = engine.forward_and_draw(&batch, &[Some(request)]).unwrap();
+                let counts = driver.counts().since(earlier);
+                println!("{rows} rows, logprobs {logprobs:?}, step {step}: {counts:?}");
+                let answers = (output.drawn.len(), output.scores.len(), output.candidates.len());
+                assert_eq!(answers, (rows, logprobs.map_or(0, |_| rows), candidate_rows));
+                assert_eq!((counts.copies_to_device, counts.copies_from_device), (1, 1), "{counts:?}");
+                assert_eq!(counts.waits, 1, "{counts:?}");
+                assert!(step == 0 || counts.allocations == 0, "{counts:?}");
+                assert!(counts.bytes_from_device <= bytes_of_row * rows as u64, "{counts:?}");
+            }
+            engine.close(slot);
         }
+    }
+}
+
+/// Copies to the device: one if all rows have logits, one more for the rows with logits if others have none,
+/// and one more for edits.
+#[test]
+fn rows_without_logits_and_edits_take_a_copy_each() {
+    let Some(driver) =
+        HostDriver::for_test("cuda::step_counts::rows_without_logits_and_edits_take_a_copy_each")
+    else {
+        return;
+    };
+    let mut engine = two_layers(&driver, None);
+    let plain = speculation::SequenceSpec::default();
+    let sampling = speculation::SamplingParams { presence_penalty: 0.5, ..Default::default() };
+    let penalized = speculation::SequenceSpec { sampling, ..Default::default() };
+    let token_ids = &[1, 2, 3, 4][..];
+    for (spec, num_logits, copies) in [(&plain, 4, 1), (&plain, 1, 2), (&penalized, 4, 2), (&penalized, 1, 3)]
+    {
+        let slot = engine.open();
+        let (prefix, suffix) = token_ids.split_at(token_ids.len() + 1 - num_logits);
+        let (vocab_size, logprobs, prompt, candidate_rows) = (300, None, None, 0);
+        let request = DrawRequest { spec, prefix, suffix, vocab_size, logprobs, prompt, candidate_rows };
+        let earlier = driver.counts();
+        let batch = [SequenceRows { slot, token_ids, num_logits }];
+        let output = engine.forward_and_draw(&batch, &[Some(request)]).unwrap();
+        let counts = driver.counts().since(earlier);
+        assert_eq!(output.drawn.len(), num_logits);
+        assert_eq!((counts.copies_to_device, counts.copies_from_device), (copies, 1), "{counts:?}");
         engine.close(slot);
     }
 }

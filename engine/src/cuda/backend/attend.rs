@@ -20,18 +20,19 @@ impl<E: Executor> State<E> {
         let (layer, kv, out_len) = ((layer, kv.shape.num_layers), &kv.blocks, out.len);
         let size = (rows, out_len / rows);
         let rounding = self.ensure_rounded(size)?;
-        let Self { executor, partial, own, inputs, rounded, .. } = self;
-        let tiling = inputs.tiling(TilingKey::of(layout, window));
+        let Self { executor, partial, own, inputs, drawing, rounded, .. } = self;
+        let (arrays, places) = (&drawing.arrays, &inputs.places);
+        let tiling = inputs.tiling(arrays, TilingKey::of(layout, window));
         let partial =
             ensure_capacity(partial, executor, tiling.partial_len(layout), "partial sums of attention")?;
         let own = match tiling.own_len(layout) {
             0 => None,
             len => {
                 let blocks = ensure_capacity(own, executor, len, "blocks of rows of token trees")?;
-                Some(OwnBlockViews { sources: inputs.sources(), blocks })
+                Some(OwnBlockViews { sources: arrays.input(&places.sources), blocks })
             }
         };
-        let (positions, tables) = (inputs.positions(), inputs.tables());
+        let (positions, tables) = (arrays.input(&places.positions), arrays.input(&places.tables));
         let (out, _) = out.write();
         let (address, rounded) = (out.address(), rounded.as_mut().zip(rounding));
         Attention { qkv, positions, kv, own, tables, tiling, partial, layout, layer, window, out, rounded }

@@ -1,6 +1,6 @@
 //! Results of a pass in which some rows are drawn: ids, logprobs and candidates as requested, and logits of
-//! the other rows. All kernels are launched before the first result is read, so the host waits for the device
-//! once.
+//! the other rows. What all kernels read, edits excepted, is uploaded with the inputs of the pass. All of
+//! them are launched before one copy downloads their results, so the host waits for the device once.
 
 use speculation::acceptance::{DrawResult, candidates_from_processed, draw_processed};
 use speculation::tree::{Candidates, MAX_CANDIDATES};
@@ -8,32 +8,25 @@ use speculation::tree::{Candidates, MAX_CANDIDATES};
 use super::{GpuRows, State};
 use crate::EngineError;
 use crate::cuda::CudaError;
-use crate::cuda::executor::{Executor, Tensor};
+use crate::cuda::executor::{Executor, Tensor, check};
 use crate::cuda::ops::{
-    DrawRow, Drawn, FilterRow, ListedRow, LogitsShape, ScoreRow, ScoredToken, apply_filters, candidates,
-    copy_edited_rows, copy_raw_rows, draw, drawn, edit_logits, find_candidates, score,
-    score_first_candidates, scores, undecided,
+    DrawRow, Drawn, LogitsShape, ScoreRow, ScoredToken, apply_filters, candidates, copy_edited_rows,
+    copy_raw_rows, draw, edit_logits, find_candidates, score, score_first_candidates, scores,
 };
 use crate::draws::{DrawPlan, Filter, RankOutput};
 
-/// A plan in the form that kernels read.
-struct Launches<'a> {
-    plan: &'a DrawPlan,
-    filters: Vec<FilterRow>,
-    /// Rows whose candidates are listed.
-    listed: Vec<ListedRow>,
-}
-
-impl<'a> Launches<'a> {
-    fn of(plan: &'a DrawPlan) -> Self {
-        let filters = plan.filters.iter().map(|filter| filter.row).collect();
-        let listed = plan.candidates.iter().map(|candidate| candidate.row).collect();
-        Self { plan, filters, listed }
-    }
-}
-
 impl<E: Executor> State<E> {
-    /// Draws rows as planned and reads all results. The `num_rows` rows of `logits` are changed in place.
+    /// Begins the arrays of a step with those of its draws.
+    pub(super) fn prepare_draws(&mut self, plan: &DrawPlan) {
+        let State { drawing, scoring, listing, .. } = self;
+        let shape = LogitsShape { vocab: plan.vocab, stride: plan.stride };
+        drawing.prepare(shape, plan.filters.iter().map(|filter| filter.row).collect(), plan.rows.clone());
+        scoring.prepare(drawing, plan.scores.clone());
+        listing.prepare(drawing, plan.candidates.iter().map(|candidate| candidate.row).collect());
+    }
+
+    /// Draws rows as planned and reads all results. The `num_rows` rows of `logits` are changed in place. The
+    /// plan is that of [`State::begin`].
     pub(super) fn draw(
         &mut self,
         logits: &mut GpuRows<E::Memory>,
@@ -42,16 +35,15 @@ impl<E: Executor> State<E> {
         outputs: &mut RankOutput,
     ) -> Result<(), EngineError> {
         let (logits, len) = logits.write();
-        let (vocab, width) = (plan.vocab, len / num_rows);
-        let shape = LogitsShape { vocab, stride: width };
-        let launches = Launches::of(plan);
-        self.launch_draws(logits, &launches, shape)?;
+        let (vocab, width) = (plan.vocab, plan.stride);
+        check("draw", ("logits", len), len == num_rows * width, format_args!("{num_rows} rows of {width}"))?;
+        self.launch_draws(logits, plan)?;
 
-        let Launches { filters, listed, .. } = launches;
         let State { executor, drawing, scoring, listing, .. } = self;
-        let undecided = undecided(executor, drawing, &filters)?;
+        let results = drawing.download(executor)?;
+        let undecided = drawing.undecided(&results);
         let mut drawn_rows = Vec::new();
-        for (row, drawn) in plan.rows.iter().zip(drawn(executor, drawing, &plan.rows)?) {
+        for (row, drawn) in plan.rows.iter().zip(drawing.drawn(&results)) {
             let is_left = undecided.contains(&row.row);
             let filter = plan.filters.iter().find(|filter| is_left && filter.row.row == row.row);
             drawn_rows.push(match filter {
@@ -69,9 +61,9 @@ impl<E: Executor> State<E> {
             undecided.contains(&score.row).then_some(id)
         };
         let redrawn: Vec<Option<u32>> = plan.scores.iter().map(redrawn).collect();
-        outputs.scores.extend(scores(executor, scoring, &plan.scores, &redrawn, shape)?);
+        outputs.scores.extend(scores(executor, scoring, &results, &redrawn)?);
         outputs.drawn.extend(drawn_rows);
-        for (candidate, found) in plan.candidates.iter().zip(candidates(executor, listing, &listed, vocab)?) {
+        for (candidate, found) in plan.candidates.iter().zip(candidates(executor, listing, &results)?) {
             let DrawRow { row, position, .. } = candidate.row.draw;
             outputs.candidates.push(if undecided.contains(&row) {
                 let start = row as usize * width;
@@ -92,20 +84,20 @@ impl<E: Executor> State<E> {
     fn launch_draws(
         &mut self,
         logits: &mut Tensor<E::Memory, f32>,
-        launches: &Launches<'_>,
-        shape: LogitsShape,
+        plan: &DrawPlan,
     ) -> Result<(), CudaError> {
-        let Launches { plan, filters, listed } = launches;
         let State { executor, drawing, scoring, listing, .. } = self;
-        let width = shape.stride;
-        copy_raw_rows(executor, scoring, logits, (&plan.scores, width))?;
-        edit_logits(executor, drawing, logits, &plan.edits, width)?;
-        copy_edited_rows(executor, listing, logits, (listed, width))?;
-        apply_filters(executor, drawing, logits, filters, shape)?;
-        draw(executor, drawing, logits, &plan.rows, shape)?;
-        score(executor, scoring, drawing, &plan.scores, shape)?;
-        score_first_candidates(executor, listing, drawing, listed, shape)?;
-        find_candidates(executor, listing, logits, listed, shape)
+        // A graph of their own: what is drawn changes more often than the sizes of a pass, whose graph would
+        // then not be replayed either.
+        executor.flush()?;
+        copy_raw_rows(executor, scoring, drawing, logits)?;
+        edit_logits(executor, drawing, logits, &plan.edits, plan.stride)?;
+        copy_edited_rows(executor, listing, drawing, logits)?;
+        apply_filters(executor, drawing, logits)?;
+        draw(executor, drawing, logits)?;
+        score(executor, scoring, drawing)?;
+        score_first_candidates(executor, listing, drawing)?;
+        find_candidates(executor, listing, drawing, logits)
     }
 }
 

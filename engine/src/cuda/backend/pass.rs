@@ -1,45 +1,46 @@
-//! Inputs of one pass: ids, positions, slots, angles, tiles and block tables. One copy serves all layers, and
-//! the memory is reused by the next pass.
-
-use std::ops::Range;
+//! Inputs of one pass: ids, positions, slots, angles, tiles and block tables. One copy serves all layers and
+//! the draws, and the memory is reused by the next pass.
 
 use cpu_kernels::BLOCK_SIZE;
 
+use super::State;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, View};
-use crate::cuda::ops::{AttentionChunk, OwnBlocks, StepBuffer, Tiling, TilingKey, TilingViews};
+use crate::cuda::ops::{
+    AttentionChunk, AttentionTile, OwnBlocks, Place, StepArrays, Tiling, TilingKey, TilingViews, WorkItem,
+};
+use crate::draws::DrawPlan;
 use crate::forward_batch::ForwardBatch;
 use crate::rope::{AngleTable, Rope};
 
-/// Inputs that kernels read in the current pass, in one allocation, so that one copy uploads them.
-#[derive(Debug)]
-pub(super) struct Inputs<M> {
-    words: StepBuffer<M, u32>,
-    places: InputOffsets,
+/// Where the inputs of the current pass are in the arrays of its step.
+#[derive(Debug, Default)]
+pub(super) struct Inputs {
+    pub(super) places: InputPlaces,
     /// Angles of the positions of all passes so far.
     angles: AngleTable,
     /// One per key that the model's layers have: usually one group size and few windows.
     tilings: Vec<PlacedTiling>,
 }
 
-/// Where each input is, in words.
-#[derive(Debug, Clone, Default)]
-struct InputOffsets {
+/// Where each input is, tilings excepted.
+#[derive(Debug, Default)]
+pub(super) struct InputPlaces {
     /// `[rows]`.
-    token_ids: Range<usize>,
+    pub(super) token_ids: Place<u32>,
     /// `[rows]`.
-    positions: Range<usize>,
+    pub(super) positions: Place<u32>,
     /// `[rows]`: block * 16 + offset.
-    slots: Range<usize>,
+    pub(super) slots: Place<u32>,
     /// `[rows, head_dim / 2]`.
-    cos: Range<usize>,
-    sin: Range<usize>,
+    cos: Place<f32>,
+    sin: Place<f32>,
     /// Rows whose logits are requested.
-    logit_rows: Range<usize>,
+    pub(super) logit_rows: Place<u32>,
     /// Block tables of all segments, followed by those of rows of trees.
-    tables: Range<usize>,
+    pub(super) tables: Place<u32>,
     /// Blocks to copy from when blocks for rows of trees are gathered.
-    sources: Range<usize>,
+    pub(super) sources: Place<u32>,
 }
 
 /// Tiling for one key.
@@ -47,35 +48,26 @@ struct InputOffsets {
 struct PlacedTiling {
     key: TilingKey,
     chunks: Vec<AttentionChunk>,
-    /// Tiles, their work list, and the tiles of queries.
-    places: [Range<usize>; 3],
+    tiles: Place<AttentionTile>,
+    work: Place<WorkItem>,
+    /// The tiles of queries.
+    tile_of: Place<u32>,
 }
 
-impl<M> Default for Inputs<M> {
-    fn default() -> Self {
-        let (words, places, angles) = Default::default();
-        Self { words, places, angles, tilings: Vec::new() }
-    }
-}
-
-/// Arrays in sequence, each aligned to 16 bytes.
-#[derive(Debug, Default)]
-struct PackedWords(Vec<u32>);
-
-impl PackedWords {
-    fn put<T: bytemuck::Pod>(&mut self, elements: &[T]) -> Range<usize> {
-        self.0.resize(self.0.len().next_multiple_of(4), 0);
-        let start = self.0.len();
-        self.0.extend_from_slice(bytemuck::cast_slice(elements));
-        start..self.0.len()
+impl PlacedTiling {
+    /// A tiling without tiles.
+    fn new(key: TilingKey) -> Self {
+        let (chunks, tiles, work, tile_of) = Default::default();
+        Self { key, chunks, tiles, work, tile_of }
     }
 
     /// Arrays whose size depends only on the size of the pass come first, so that their offsets stay the same
     /// in the next pass.
-    fn put_tiling(&mut self, tiling: &Tiling) -> [Range<usize>; 3] {
-        let tile_of = self.put(&tiling.tile_of);
-        let tiles = self.put(&tiling.tiles);
-        [tiles, self.put(&tiling.work), tile_of]
+    fn put<M>(&mut self, arrays: &mut StepArrays<M>, tiling: Tiling) {
+        self.tile_of = arrays.put(&tiling.tile_of);
+        self.tiles = arrays.put(&tiling.tiles);
+        self.work = arrays.put(&tiling.work);
+        self.chunks = tiling.chunks;
     }
 }
 
@@ -95,14 +87,25 @@ impl<'a> GpuPass<'a> {
     }
 }
 
-impl<M: DeviceMemory> Inputs<M> {
-    /// Uploads the inputs of a pass; `rope` converts positions to angles.
-    pub(super) fn upload<E: Executor<Memory = M>>(
+impl<E: Executor> State<E> {
+    /// Uploads what the kernels of a pass and of its draws read, edits excepted.
+    pub(super) fn begin(
         &mut self,
-        executor: &mut E,
         batch: &ForwardBatch<'_>,
+        draws: &DrawPlan,
         rope: &Rope,
     ) -> Result<(), CudaError> {
+        self.prepare_draws(draws);
+        let Self { executor, inputs, drawing, .. } = self;
+        drawing.arrays.end_draws();
+        inputs.prepare(&mut drawing.arrays, batch, rope);
+        drawing.upload(executor)
+    }
+}
+
+impl Inputs {
+    /// Adds the inputs of a pass to the arrays of its step; `rope` converts positions to angles.
+    fn prepare<M>(&mut self, arrays: &mut StepArrays<M>, batch: &ForwardBatch<'_>, rope: &Rope) {
         let (cos, sin) = self.angles.of(rope, &batch.positions);
         let slots: Vec<u32> =
             batch.slot_mapping.iter().map(|slot| slot.block * BLOCK_SIZE as u32 + slot.offset).collect();
@@ -111,78 +114,50 @@ impl<M: DeviceMemory> Inputs<M> {
             batch.segments.iter().flat_map(|segment| segment.block_table).copied().collect();
         let starts = table_starts(batch);
         let own = OwnBlocks::new(&batch.segments, &mut tables);
-        let mut packed = PackedWords::default();
-        let mut places = InputOffsets {
-            token_ids: packed.put(&batch.token_ids),
-            positions: packed.put(&batch.positions),
-            slots: packed.put(&slots),
-            cos: packed.put(&cos),
-            sin: packed.put(&sin),
-            logit_rows: packed.put(&logit_rows),
-            ..InputOffsets::default()
+        self.places = InputPlaces {
+            token_ids: arrays.put(&batch.token_ids),
+            positions: arrays.put(&batch.positions),
+            slots: arrays.put(&slots),
+            cos: arrays.put(&cos),
+            sin: arrays.put(&sin),
+            logit_rows: arrays.put(&logit_rows),
+            ..InputPlaces::default()
         };
         for placed in &mut self.tilings {
             let tiling = Tiling::new(&batch.segments, &starts, &own, placed.key);
-            placed.places = packed.put_tiling(&tiling);
-            placed.chunks = tiling.chunks;
+            placed.put(arrays, tiling);
         }
         // Last, because tables grow with every block and would move the arrays after them.
-        places.tables = packed.put(&tables);
-        places.sources = packed.put(&own.sources);
-        self.places = places;
-        self.words.fill(executor, &packed.0, "inputs of a pass")?;
-        Ok(())
+        self.places.tables = arrays.put(&tables);
+        self.places.sources = arrays.put(&own.sources);
     }
 
     /// Adds a key: every later pass gets a tiling for it.
     pub(super) fn add_tiling_key(&mut self, key: TilingKey) {
         if self.tilings.iter().all(|placed| placed.key != key) {
-            self.tilings.push(PlacedTiling { key, chunks: Vec::new(), places: [0..0, 0..0, 0..0] });
+            self.tilings.push(PlacedTiling::new(key));
         }
     }
 
     /// The current pass's tiling for a key that was added with [`Inputs::add_tiling_key`].
-    pub(super) fn tiling(&self, key: TilingKey) -> TilingViews<'_> {
+    pub(super) fn tiling<'a, M: DeviceMemory>(
+        &'a self,
+        arrays: &'a StepArrays<M>,
+        key: TilingKey,
+    ) -> TilingViews<'a> {
         let placed = self.tilings.iter().find(|placed| placed.key == key);
-        let PlacedTiling { chunks, places: [tiles, work, tile_of], .. } =
+        let PlacedTiling { chunks, tiles, work, tile_of, .. } =
             placed.expect("a model's groups and windows are told as it is loaded");
-        let words = self.words.tensor();
-        TilingViews {
-            tiles: words.view_as(tiles.clone()),
-            work: words.view_as(work.clone()),
-            tile_of: words.view_as(tile_of.clone()),
-            chunks,
-        }
-    }
-
-    pub(super) fn token_ids(&self) -> View<'_, u32> {
-        self.words.tensor().view_as(self.places.token_ids.clone())
-    }
-
-    pub(super) fn positions(&self) -> View<'_, u32> {
-        self.words.tensor().view_as(self.places.positions.clone())
-    }
-
-    pub(super) fn slots(&self) -> View<'_, u32> {
-        self.words.tensor().view_as(self.places.slots.clone())
+        let (tiles, work, tile_of) = (arrays.input(tiles), arrays.input(work), arrays.input(tile_of));
+        TilingViews { tiles, work, tile_of, chunks }
     }
 
     /// Cosines and sines of all rows.
-    pub(super) fn angles(&self) -> (View<'_, f32>, View<'_, f32>) {
-        let words = self.words.tensor();
-        (words.view_as(self.places.cos.clone()), words.view_as(self.places.sin.clone()))
-    }
-
-    pub(super) fn logit_rows(&self) -> View<'_, u32> {
-        self.words.tensor().view_as(self.places.logit_rows.clone())
-    }
-
-    pub(super) fn tables(&self) -> View<'_, u32> {
-        self.words.tensor().view_as(self.places.tables.clone())
-    }
-
-    pub(super) fn sources(&self) -> View<'_, u32> {
-        self.words.tensor().view_as(self.places.sources.clone())
+    pub(super) fn angles<'a, M: DeviceMemory>(
+        &self,
+        arrays: &'a StepArrays<M>,
+    ) -> (View<'a, f32>, View<'a, f32>) {
+        (arrays.input(&self.places.cos), arrays.input(&self.places.sin))
     }
 }
 

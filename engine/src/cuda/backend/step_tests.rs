@@ -257,6 +257,43 @@ fn replayed_steps_give_the_bits_of_launched_ones() {
     assert!(replays.load(Ordering::Relaxed) > 2 * first, "what ran before is replayed sooner");
 }
 
+/// Steps of one row: the graph of the pass is replayed when its row is drawn as no row was before.
+#[test]
+fn passes_are_replayed_whatever_is_drawn() {
+    let mut emulator = Emulator::build();
+    let replays = emulator.enable_graphs();
+    let mut engine = engine(emulator).0;
+    let slot = engine.open();
+    let mut ids: Vec<TokenId> = vec![1];
+    let mut replayed = |sampling: SamplingParams, logprobs| {
+        let before = replays.load(Ordering::Relaxed);
+        let spec = spec(1, sampling);
+        let request = DrawRequest {
+            spec: &spec,
+            prefix: &ids,
+            suffix: &[],
+            vocab_size: VOCAB,
+            logprobs,
+            prompt: None,
+            candidate_rows: 0,
+        };
+        let batch = [rows(slot, &ids[ids.len() - 1..], 1)];
+        engine.forward_and_draw(&batch, &[Some(request)]).unwrap();
+        ids.push(5);
+        replays.load(Ordering::Relaxed) - before
+    };
+    let plain = SamplingParams::default();
+    for _ in 0..5 {
+        replayed(plain.clone(), None);
+    }
+    assert_eq!(replayed(plain.clone(), None), 2, "the pass and its draw");
+    let penalized = SamplingParams { presence_penalty: 0.5, ..plain.clone() };
+    let filtered = SamplingParams { top_k: 5, ..plain.clone() };
+    for (sampling, logprobs) in [(filtered, None), (penalized, None), (plain, Some(3))] {
+        assert_eq!(replayed(sampling, logprobs), 1, "the pass");
+    }
+}
+
 /// Two sequences that grow past one split and several blocks: their steps differ only in block tables and
 /// sometimes in the number of splits.
 #[test]

@@ -35,6 +35,14 @@ fn what_is_staged_arrives_whole() {
     device.read(&memory, 0, &mut found).unwrap();
     let wrong = (0..2 * total).find(|&at| found[at] != byte(at));
     assert_eq!(wrong, None, "the first byte that differs");
+    // Through pinned memory, and each before the next one overwrites it.
+    for at in [0, 3, total, 2 * total - DOWNLOAD_BYTES] {
+        for len in [1, 1000, DOWNLOAD_BYTES] {
+            let mut found = vec![0; len];
+            device.read(&memory, at, &mut found).unwrap();
+            assert!(found.iter().zip(at..).all(|(&found, at)| found == byte(at)), "{len} bytes from {at}");
+        }
+    }
 }
 
 /// Otherwise prompts would be requested at the host's speed, and a step would wait for all of them.

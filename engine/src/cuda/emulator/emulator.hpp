@@ -1,8 +1,7 @@
 // Runs the kernels' own sources on the host. Every thread of a block is a fiber; at a barrier a fiber waits
 // for the others. Blocks run one after another, those of a cluster together. Blocks of a grid, warps, and the
 // lanes of a warp between two barriers run in random order. Slow and exact: it tests indices, barriers, bounds
-// and arithmetic, but neither speed nor the rounding inside a tensor-core instruction (here products are summed
-// in f64 and rounded once).
+// and arithmetic, but not speed. Tensor cores round as published models say (`fused_sum`).
 //
 // Built with CHECK_RACES and -fsanitize=thread it also records, for every byte, which thread of which block
 // read and wrote it since the last barrier (races.hpp).
@@ -11,7 +10,8 @@
 // are garbage before.
 //
 // Built with -ffp-contract=off, which corresponds to --fmad=false of NVRTC. Allocations end at a protected
-// page, so that a read or write past the end stops the process. Must never be linked into a server.
+// page, so that a read or write past the end stops the process; so does a load of 8 or 16 bytes that is not
+// aligned. Must never be linked into a server.
 #pragma once
 
 #include <algorithm>
@@ -131,6 +131,8 @@ static char stacks[MAX_THREADS * STACK_BYTES];
 // State of the SplitMix64 generator (Steele et al. 2014) that orders threads and blocks: similar seeds give
 // unrelated orders.
 static uint64_t order = 1;
+// Compute capability of the device whose tensor cores are emulated, times ten: 80, 89 or 90.
+static uint32_t capability = 90;
 
 EMULATOR_ONLY static uint32_t random_below(uint32_t end) {
   uint64_t x = order += 0x9e3779b97f4a7c15ull;
@@ -421,10 +423,10 @@ EMULATOR_ONLY static inline void read_matrices(uint32_t (&to)[4], const void* ro
   wait(warp_barriers[warp()]);
 }
 
-// Number `part` of a word, as it is summed: a bf16 as f64, an int8 as i32.
-template <typename Sum>
-EMULATOR_INLINE static Sum number(uint32_t word, uint32_t part) {
-  if constexpr (std::is_same<Sum, double>::value) {
+// Number `part` of a word: one of two bf16 as f64, or one of four int8 as i32.
+template <typename Number>
+EMULATOR_INLINE static Number number(uint32_t word, uint32_t part) {
+  if constexpr (std::is_same<Number, double>::value) {
     const uint32_t bits = (part ? word >> 16 : word & 0xffffu) << 16;
     float value;
     std::memcpy(&value, &bits, 4);
@@ -434,6 +436,105 @@ EMULATOR_INLINE static Sum number(uint32_t word, uint32_t part) {
   }
 }
 
+// Eight numbers, computed together.
+typedef float Floats __attribute__((vector_size(32)));
+typedef int32_t Ints __attribute__((vector_size(32)));
+typedef double HalfDoubles __attribute__((vector_size(32)));
+typedef int64_t HalfLongs __attribute__((vector_size(32)));
+typedef int32_t HalfInts __attribute__((vector_size(16)));
+typedef float HalfFloats __attribute__((vector_size(16)));
+
+// Numbers as tensor cores align them: significand times 2^exponent. Significands are in [1, 2), below 1 in
+// subnormal numbers, with a sign. A zero has an exponent below all others, so that it aligns nothing.
+struct Parts {
+  Floats significands;
+  Ints exponents;
+};
+
+EMULATOR_INLINE static Ints larger(Ints a, Ints b) { return a > b ? a : b; }
+EMULATOR_INLINE static bool any(Ints mask) {
+  uint64_t words[4];
+  std::memcpy(words, &mask, sizeof(words));
+  return (words[0] | words[1] | words[2] | words[3]) != 0;
+}
+// Bits of bf16 `part` of each word, as f32.
+EMULATOR_INLINE static Ints bits_of(Ints words, uint32_t part) { return part ? words & (int32_t)0xffff0000u : words << 16; }
+EMULATOR_INLINE static Ints are_special(Ints bits) { return (bits & 0x7f800000) == 0x7f800000; }
+EMULATOR_INLINE static Parts parts(Ints bits) {
+  const Ints field = bits >> 23 & 255, is_small = field == 0;
+  const Floats normal = (Floats)((bits & (int32_t)0x807fffffu) | 0x3f800000), small = (Floats)bits * 0x1p126f;
+  const Ints exponents = larger(field, Ints{} + 1) - 127;
+  return {is_small ? small : normal, (bits & 0x7fffffff) == 0 ? Ints{} - 512 : exponents};
+}
+
+// Place of a set's number in `fused_sum`: the numbers of words 0 to 3 come first. Inside a block the order does
+// not matter.
+EMULATOR_INLINE static constexpr uint32_t place(uint32_t word, uint32_t part) { return word / 4 * 8 + part * 4 + word % 4; }
+
+// Cuts numbers toward zero to multiples of 2^(largest - BITS), and returns how many of these they are;
+// `shift` is BITS + 127 - largest.
+EMULATOR_INLINE static Ints cut(Floats significands, Ints exponents, Ints shift) {
+  const Ints field = larger(exponents + shift, Ints{} + 64);
+  return __builtin_convertvector(significands * (Floats)(field << 23), Ints);
+}
+
+// c + a[0] b[0] + .. of finite bf16 numbers and f32 sums, as a tensor core adds a block of COUNT products at
+// once; in eight lanes, with the same `a`. Products are exact. They and c are cut toward zero, to BITS bits
+// after the binary point of the largest exponent among them, where the exponent of a product is the sum of
+// those of its factors. The cut numbers are added exactly, and the sum is cut to f32, toward zero. By compute
+// capability:
+//   8.0, 8.9: 24 bits, blocks of 8: an instruction over 16 of K adds two blocks, one after the other
+//   9.0: 25 bits, blocks of 16, by mma.sync and by wgmma
+// The authors of these models compared them with GPUs, bit for bit on random numbers: MMA-Sim (Xie et al.
+// 2025, arXiv 2511.10909) and Khattak and Mikaitis (2025, arXiv 2512.07004), who agree, for A100, Ada and
+// H100; after Fasi et al. (2021, PeerJ CS 7:e330), who found the cuts, the blocks of A100 and that subnormal
+// numbers count. Here, the model of 9.0 gives the differences that an H200 reported (parity/tensor_cores.rs);
+// that of 8.0 was compared with no GPU.
+// Uncertain, because the sources differ or do not say: zeros (here they align nothing), exponents below -126
+// (here all numbers align to -126 at least), sums beyond the largest f32 (here infinity), the sign of a zero
+// sum (here +). That FP8 sums keep about 14 bits (DeepSeek-V3, 2024, arXiv 2412.19437) concerns FP8 operands:
+// our kernels widen FP8 weights to bf16.
+template <int32_t BITS, uint32_t COUNT>
+EMULATOR_INLINE static Floats fused_sum(const float* a, const int32_t* a_exponents, const Parts* b, Floats addends) {
+  const Parts c = parts((Ints)addends);
+  Ints largest = larger(c.exponents, Ints{} - 126);
+  for (uint32_t k = 0; k < COUNT; ++k) largest = larger(largest, b[k].exponents + a_exponents[k]);
+  const Ints shift = BITS + 127 - largest;
+  // Below 2^31: at most 16 products below 4 times 2^25, and those of bf16 significands are at most 3.97.
+  Ints products = {};
+  for (uint32_t k = 0; k < COUNT; ++k) products += cut(b[k].significands * a[k], b[k].exponents + a_exponents[k], shift);
+  const Ints cut_c = cut(c.significands, c.exponents, shift);
+  HalfDoubles sums[2];
+  HalfFloats rounded[2];
+  for (uint32_t half = 0; half < 2; ++half) {
+    HalfInts of_products, of_c, exponents;
+    std::memcpy(&of_products, (const char*)&products + 16 * half, 16);
+    std::memcpy(&of_c, (const char*)&cut_c + 16 * half, 16);
+    std::memcpy(&exponents, (const char*)&largest + 16 * half, 16);
+    const HalfDoubles exact = __builtin_convertvector(of_products, HalfDoubles) + __builtin_convertvector(of_c, HalfDoubles);
+    // The 24 highest bits.
+    const HalfDoubles high = (HalfDoubles)((HalfLongs)exact & ~((int64_t(1) << 29) - 1));
+    sums[half] = high * (HalfDoubles)((__builtin_convertvector(exponents, HalfLongs) + (1023 - BITS)) << 52);
+    rounded[half] = __builtin_convertvector(sums[half], HalfFloats);
+  }
+  Floats result;
+  std::memcpy(&result, rounded, sizeof(result));
+  const Ints may_be_subnormal = largest < BITS - 126;
+  for (uint32_t i = 0; any(may_be_subnormal) && i < 8; ++i) {
+    // The conversion rounded a subnormal number to nearest.
+    const double sum = sums[i / 4][i % 4];
+    if (may_be_subnormal[i] && std::fabs((double)result[i]) > std::fabs(sum)) result[i] = std::nextafter(result[i], 0.0f);
+  }
+  return result;
+}
+
+// c + a b over a set of 16 of K.
+EMULATOR_INLINE static Floats multiply_set(const float* a, const int32_t* a_exponents, const Parts* b, Floats c) {
+  if (capability >= 90) return fused_sum<25, 16>(a, a_exponents, b, c);
+  const Floats first = fused_sum<24, 8>(a, a_exponents, b, c);
+  return are_special((Ints)first) ? first : fused_sum<24, 8>(a + 8, a_exponents + 8, b + 8, first);
+}
+
 // Operands and sums of a warp's `mma`, as lanes hold them: 8 words of a row of `a` and of a column of `b`.
 template <typename D>
 struct alignas(32) Tile {
@@ -441,33 +542,70 @@ struct alignas(32) Tile {
   D d[16][8];
 };
 
-// d += a b, in the order of K. Written so that the sums of a row stay in registers.
-template <typename Sum, uint32_t PER_REGISTER, typename D>
-EMULATOR_ONLY static void multiply(Tile<D>& tile) {
-  typedef Sum Part __attribute__((vector_size(32)));
-  constexpr uint32_t LANES = sizeof(Part) / sizeof(Sum), PARTS = 8 / LANES, K = 8 * PER_REGISTER;
-  Part b[K][PARTS];
-  for (uint32_t k = 0; k < K; ++k) {
-    for (uint32_t n = 0; n < 8; ++n) b[k][n / LANES][n % LANES] = number<Sum>(tile.b[k / PER_REGISTER][n], k % PER_REGISTER);
+// Sum `i` of a lane; see prelude.cuh for the fragment layout.
+template <typename D>
+EMULATOR_INLINE static D& sum_of_lane(Tile<D>& tile, uint32_t lane, uint32_t i) {
+  return tile.d[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
+}
+
+// d += a b of bf16.
+EMULATOR_ONLY static void multiply(Tile<float>& tile) {
+  Parts b[16];
+  Ints special_columns = {};
+  for (uint32_t word = 0; word < 8; ++word) {
+    Ints words;
+    std::memcpy(&words, tile.b[word], sizeof(words));
+    for (uint32_t part = 0; part < 2; ++part) {
+      b[place(word, part)] = parts(bits_of(words, part));
+      special_columns |= are_special(bits_of(words, part));
+    }
   }
   for (uint32_t row = 0; row < 16; ++row) {
-    Part sums[PARTS];
-#pragma GCC unroll 8
-    for (uint32_t n = 0; n < 8; ++n) sums[n / LANES][n % LANES] = (Sum)tile.d[row][n];
-#pragma GCC unroll 32
-    for (uint32_t k = 0; k < K; ++k) {
-      const Sum a = number<Sum>(tile.a[row][k / PER_REGISTER], k % PER_REGISTER);
-#pragma GCC unroll 4
-      for (uint32_t i = 0; i < PARTS; ++i) sums[i] += a * b[k][i];
+    float a[16];
+    int32_t a_exponents[16];
+    Ints words, special_numbers = {};
+    std::memcpy(&words, tile.a[row], sizeof(words));
+    for (uint32_t part = 0; part < 2; ++part) {
+      const Parts of_part = parts(bits_of(words, part));
+      special_numbers |= are_special(bits_of(words, part));
+      for (uint32_t half = 0; half < 2; ++half) {
+        std::memcpy(a + place(4 * half, part), (const char*)&of_part.significands + 16 * half, 16);
+        std::memcpy(a_exponents + place(4 * half, part), (const char*)&of_part.exponents + 16 * half, 16);
+      }
     }
-#pragma GCC unroll 8
-    for (uint32_t n = 0; n < 8; ++n) tile.d[row][n] = (D)sums[n / LANES][n % LANES];
+    Floats c;
+    std::memcpy(&c, tile.d[row], sizeof(c));
+    Floats sums = multiply_set(a, a_exponents, b, c);
+    Ints are_specials = special_columns | are_special((Ints)c);
+    if (any(special_numbers)) are_specials = Ints{} - 1;
+    for (uint32_t n = 0; any(are_specials) && n < 8; ++n) {
+      if (!are_specials[n]) continue;
+      // Infinite, or no number.
+      double sum = c[n];
+      for (uint32_t k = 0; k < 16; ++k) sum += number<double>(tile.a[row][k / 2], k % 2) * number<double>(tile.b[k / 2][n], k % 2);
+      sums[n] = (float)sum;
+    }
+    std::memcpy(tile.d[row], &sums, sizeof(sums));
   }
 }
 
-// d[16 x 8] += a b, with PER_REGISTER numbers along K in each register; see prelude.cuh for the fragment
-// layout. The last lane that arrives multiplies for all.
-template <typename D, typename Sum, uint32_t PER_REGISTER>
+// d += a b of int8, exact. Written so that the sums of a row stay in registers.
+EMULATOR_ONLY static void multiply(Tile<int32_t>& tile) {
+  Ints b[32];
+  for (uint32_t k = 0; k < 32; ++k) {
+    for (uint32_t n = 0; n < 8; ++n) b[k][n] = number<int32_t>(tile.b[k / 4][n], k % 4);
+  }
+  for (uint32_t row = 0; row < 16; ++row) {
+    Ints sums;
+    std::memcpy(&sums, tile.d[row], sizeof(sums));
+#pragma GCC unroll 32
+    for (uint32_t k = 0; k < 32; ++k) sums += number<int32_t>(tile.a[row][k / 4], k % 4) * b[k];
+    std::memcpy(tile.d[row], &sums, sizeof(sums));
+  }
+}
+
+// d[16 x 8] += a b; see prelude.cuh for the fragment layout. The last lane that arrives multiplies for all.
+template <typename D>
 EMULATOR_ONLY static inline void mma(D (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   static Tile<D> tiles[2][MAX_THREADS / 32];
   Tile<D>& tile = tiles[slot()][warp()];
@@ -475,15 +613,22 @@ EMULATOR_ONLY static inline void mma(D (&d)[4], const uint32_t (&a)[4], const ui
 #pragma GCC unroll 4
   for (uint32_t i = 0; i < 4; ++i) {
     tile.a[g + 8 * (i % 2)][i / 2 * 4 + t] = a[i];
-    tile.d[g + 8 * (i / 2)][2 * t + i % 2] = d[i];
+    sum_of_lane(tile, lane(), i) = d[i];
   }
   tile.b[t][g] = b[0];
   tile.b[4 + t][g] = b[1];
   Barrier& barrier = warp_barriers[warp()];
-  if (barrier.arrived + 1 == barrier.expected) multiply<Sum, PER_REGISTER>(tile);
+  if (barrier.arrived + 1 == barrier.expected) multiply(tile);
   wait(barrier);
 #pragma GCC unroll 4
-  for (uint32_t i = 0; i < 4; ++i) d[i] = tile.d[g + 8 * (i / 2)][2 * t + i % 2];
+  for (uint32_t i = 0; i < 4; ++i) d[i] = sum_of_lane(tile, lane(), i);
+}
+
+// A GPU faults at global memory that is not aligned to the size of the access.
+EMULATOR_INLINE static void check_aligned(const void* at, uintptr_t bytes) {
+  if ((uintptr_t)at % bytes == 0) return;
+  std::fprintf(stderr, "emulator: %u bytes are read at an address that is no multiple of that\n", (unsigned)bytes);
+  std::abort();
 }
 
 template <typename T>
@@ -528,11 +673,13 @@ static inline T __shfl_up_sync(uint32_t, T value, uint32_t by) {
   return emulator::shuffle(value, emulator::lane() >= by ? emulator::lane() - by : emulator::lane());
 }
 EMULATOR_ONLY static inline uint4 load_16(const void* from) {
+  emulator::check_aligned(from, 16);
   emulator::global_bytes += 16;
   emulator::note_read(from, 16);
   return *(const uint4*)from;
 }
 EMULATOR_ONLY static inline unsigned long long load_8(const unsigned long long* from) {
+  emulator::check_aligned(from, 8);
   emulator::global_bytes += 8;
   emulator::note_read(from, 8);
   return *from;
@@ -543,7 +690,10 @@ EMULATOR_ONLY static inline float load_4(const float* from) {
   return *from;
 }
 EMULATOR_ONLY static inline void cp_async_16(void* to, const void* from, bool inside) {
-  if (inside) emulator::global_bytes += 16;
+  if (inside) {
+    emulator::check_aligned(from, 16);
+    emulator::global_bytes += 16;
+  }
   emulator::note_write(to, 16);
   std::memset(to, 0xa5, 16);
   emulator::start_copy({to, inside ? from : nullptr});
@@ -556,10 +706,10 @@ static inline void cp_async_wait() {
 }
 #define DYNAMIC_SHARED(name) uint4* name = (uint4*)emulator::shared_of_blocks[emulator::rank()]
 static inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  emulator::mma<float, double, 2>(d, a, b);
+  emulator::mma(d, a, b);
 }
 static inline void mma_int8(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  emulator::mma<int32_t, int32_t, 4>(d, a, b);
+  emulator::mma(d, a, b);
 }
 
 #include "warpgroup.hpp"
@@ -604,6 +754,9 @@ uint64_t emulator_global_bytes() { return emulator::global_bytes; }
 
 // Sets the seed of the order in which threads and blocks run from now on.
 void emulator_order(uint64_t seed) { emulator::order = seed; }
+
+// Sets the compute capability whose tensor cores are emulated from now on, times ten.
+void emulator_capability(uint32_t capability) { emulator::capability = capability; }
 
 // Runs a kernel over its grid. `shape`: the grid, threads per block, bytes of dynamic shared memory per block,
 // and blocks of a cluster, which divide the grid's x.

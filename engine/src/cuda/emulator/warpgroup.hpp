@@ -1,6 +1,6 @@
 // The emulator's version of kernels/warpgroup.cuh. Bulk copies arrive when a thread waits for their barrier,
 // and products are computed when the thread waits for them: as late as a device may do it. Sets of 16 bf16 are
-// summed in the order of `mma`, sets of 32 int8 exactly. The race check does not see these copies and products.
+// summed as `mma` does, sets of 32 int8 exactly. The race check does not see these copies and products.
 #pragma once
 
 typedef char* SharedAddress;
@@ -85,52 +85,45 @@ EMULATOR_ONLY static inline uint32_t word_in_panels(const char* panels, uint32_t
   return x;
 }
 
-// Computes product `index` of this thread: rows by two channels, summed in the order of K. Weights in registers
-// are those of the four lanes of a channel.
-template <typename Acc, typename Sum, uint32_t PER_WORD>
+// Computes product `index` of this warp: for every eight rows an `mma` of its 16 channels, whose fragments are
+// those of this product. Weights in registers are those of the four lanes of a channel.
+template <typename D>
 EMULATOR_ONLY static void multiply_now(uint32_t index) {
-  constexpr uint32_t K = 8 * PER_WORD;
-  typedef Sum Channels __attribute__((vector_size(2 * sizeof(Sum))));
-  const PanelProduct& product = panel_products[current][index];
-  const uint32_t thread = current % 128, g = thread % 32 / 4, t = thread % 4;
-  Channels weights[K];
-  for (uint32_t word = 0; word < 8; ++word) {
-    for (uint32_t c = 0; c < 2; ++c) {
-      const uint32_t channel = thread / 32 * 16 + g + 8 * c;
-      const uint32_t w = product.weights ? word_in_panels(product.weights, channel, word)
-                                         : panel_products[current / 4 * 4 + word % 4][index].of_lane[word / 4 * 2 + c];
-      for (uint32_t part = 0; part < PER_WORD; ++part) weights[word * PER_WORD + part][c] = number<Sum>(w, part);
-    }
-  }
-  for (uint32_t i = 0; i < product.num_rows / 4; ++i) {
-    const uint32_t row = i / 2 * 8 + 2 * t + i % 2;
-    Acc* const acc = (Acc*)product.acc + i / 2 * 4 + i % 2;
-    Channels sums = {(Sum)acc[0], (Sum)acc[2]};
+  const PanelProduct(*const of_lanes)[MAX_PRODUCTS] = panel_products + current / 32 * 32;
+  const PanelProduct& product = of_lanes[0][index];
+  Tile<D> tile;
+  for (uint32_t channel = 0; channel < 16; ++channel) {
     for (uint32_t word = 0; word < 8; ++word) {
-      const uint32_t x = word_in_panels(product.rows, row, word);
-      for (uint32_t part = 0; part < PER_WORD; ++part) sums += weights[word * PER_WORD + part] * number<Sum>(x, part);
+      tile.a[channel][word] = product.weights ? word_in_panels(product.weights, current % 128 / 32 * 16 + channel, word)
+                                              : of_lanes[channel % 8 * 4 + word % 4][index].of_lane[word / 4 * 2 + channel / 8];
     }
-    acc[0] = (Acc)sums[0];
-    acc[2] = (Acc)sums[1];
+  }
+  for (uint32_t group = 0; group < product.num_rows / 8; ++group) {
+    for (uint32_t word = 0; word < 8; ++word) {
+      for (uint32_t row = 0; row < 8; ++row) tile.b[word][row] = word_in_panels(product.rows, 8 * group + row, word);
+    }
+    for (uint32_t i = 0; i < 128; ++i) sum_of_lane(tile, i / 4, i % 4) = ((const D*)of_lanes[i / 4][index].acc)[4 * group + i % 4];
+    multiply(tile);
+    for (uint32_t i = 0; i < 128; ++i) ((D*)of_lanes[i / 4][index].acc)[4 * group + i % 4] = sum_of_lane(tile, i / 4, i % 4);
   }
 }
 
-EMULATOR_ONLY static void multiply_now(uint32_t index) {
-  if (panel_products[current][index].is_int8) {
-    multiply_now<int32_t, int32_t, 4>(index);
-  } else {
-    multiply_now<float, double, 2>(index);
-  }
-}
-
-// Computes this thread's products of all but the last `left` groups.
+// Completes this warp's products of all but the last `left` groups.
 EMULATOR_ONLY static void finish_products(uint32_t left) {
   PanelProduct* const mine = panel_products[current];
   uint32_t done = 0;
   // All lanes have started theirs.
   wait(warp_barriers[warp()]);
-  for (; done < num_products[current] && mine[done].group + left < committed[current]; ++done) multiply_now(done);
-  // All lanes have read the others' weights.
+  for (; done < num_products[current] && mine[done].group + left < committed[current]; ++done) {
+    // One lane computes for all.
+    if (lane() != 0) continue;
+    if (mine[done].is_int8) {
+      multiply_now<int32_t>(done);
+    } else {
+      multiply_now<float>(done);
+    }
+  }
+  // All products are computed.
   wait(warp_barriers[warp()]);
   for (uint32_t i = done; i < num_products[current]; ++i) mine[i - done] = mine[i];
   num_products[current] -= done;

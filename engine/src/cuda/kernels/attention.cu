@@ -13,7 +13,7 @@
 // warps may share the splits, and a row's bits depend on its position alone. K and V are multiplied as
 // stored. Queries and probabilities are each split into two bf16 (x = high + low, about 16 bits), so that
 // both products match f32 products to about 2^-16. A key block outside a query's range adds exactly zero, so
-// the other queries of a tile do not affect it. Twin: cpu_kernels::reference::attention, to tolerance.
+// the other queries of a tile do not affect it. Twin: parity/attention/exact.rs, within its bound.
 //
 // The warps of a block share the keys and values in shared memory: a tile of 64 queries loads them once. A block
 // processes a run of splits, so that it loads its queries once and copies the next step meanwhile.

@@ -2,7 +2,7 @@
 // row's result depends on that row alone (docs/contract.md C1, design I4).
 //   x [rows, k] bf16, weights [n, k] bf16, bias [n] f32 or null -> out [rows, n] f32
 //   borders [9]: K-slices, ascending, multiples of 8
-// k a multiple of 8. Twin: cpu_kernels::reference::Linear, to tolerance (the order inside a slice differs).
+// k a multiple of 8. Twin: exact sums, within the bound of parity/tensor_cores.rs.
 
 // Grid (ceil(rows / (8 * TILES)), ceil(n / (groups * channels))), 8 warps: see Cut. Row blocks of the same
 // channels are neighbours in the grid, so that they find the weights in the cache.

@@ -1,6 +1,6 @@
 // Products of operands in panels (`panel_index`), by warpgroup instructions of compute capability 9.0, at every
 // number of rows. Equal bits to gemm_bf16.cu: the same sets of 16 of K in the same order, and the same tree of
-// slices. Inside a set the hardware adds before it rounds, so the order does not matter
+// slices. Inside a set this hardware adds before it rounds, so the order does not matter
 // (docs/measurements/gpu.md). Sums of int8 are exact in any order.
 //
 // A block is three warpgroups. One thread of the first keeps a ring of stages full by bulk copies; the others

@@ -92,9 +92,9 @@ impl<M: DeviceMemory> Attention<'_, M> {
         let (layer, layers) = self.layer;
         let TilingViews { tiles, work, tile_of, chunks } = self.tiling;
         check(kernel.name, ("rows", rows), rows > 0 && !chunks.is_empty(), "at least 1, with tiles")?;
-        check(kernel.name, ("layer", layer), layer < layers, format!("below {layers}"))?;
+        check(kernel.name, ("layer", layer), layer < layers, format_args!("below {layers}"))?;
         let is_good = num_kv_heads > 0 && num_heads.is_multiple_of(num_kv_heads) && num_heads <= MAX_GRID_YZ;
-        check(kernel.name, ("heads", num_heads), is_good, format!("a multiple of {num_kv_heads}"))?;
+        check(kernel.name, ("heads", num_heads), is_good, format_args!("a multiple of {num_kv_heads}"))?;
         check_len(kernel.name, "qkv", self.qkv.len(), rows * self.layout.row_width())?;
         check_len(kernel.name, "positions", self.positions.len(), rows)?;
         let queries = rows * num_heads / num_kv_heads;
@@ -102,7 +102,7 @@ impl<M: DeviceMemory> Attention<'_, M> {
         let last =
             chunks.iter().map(|chunk| (chunk.work[2].end, chunk.queries.end)).max().unwrap_or_default();
         check_len(kernel.name, "work", work.len(), last.0)?;
-        check(kernel.name, ("queries", last.1), last.1 == queries && tiles.len() > 0, format!("{queries}"))?;
+        check(kernel.name, ("queries", last.1), last.1 == queries && tiles.len() > 0, queries)?;
         check_len(kernel.name, "partial", self.partial.len(), self.tiling.partial_len(self.layout))?;
         let own_len = self.own.as_ref().map_or(0, |own| own.blocks.len());
         check_len(kernel.name, "own blocks", own_len, self.tiling.own_len(self.layout))?;
@@ -194,8 +194,7 @@ pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), CudaError> {
 /// Returns the kernel for tiles of up to 16, 32 or 64 queries.
 fn kernel_for(head_dim: usize, width: usize) -> Result<&'static Kernel, CudaError> {
     let index = HEAD_DIMS.iter().position(|&size| size == head_dim);
-    let known = format!("one of {HEAD_DIMS:?}");
-    check("attention", ("head_dim", head_dim), index.is_some(), known)?;
+    check("attention", ("head_dim", head_dim), index.is_some(), format_args!("one of {HEAD_DIMS:?}"))?;
     Ok(ATTENTION.kernel(index.unwrap_or(0) + width * HEAD_DIMS.len()))
 }
 

@@ -5,6 +5,7 @@ use speculation::tree::MAX_CANDIDATES;
 use speculation::{TokenId, TokenLogprobs};
 
 use super::draw::{DrawRow, LogitsShape, num_parts};
+use super::step_arrays::{Downloaded, Place};
 use super::{DrawBuffers, ScoreBuffers, ScoreRow, ScoredToken, StepBuffer, copy_raw_rows, score, scores};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
@@ -39,110 +40,115 @@ pub(crate) struct RowCandidates {
     pub(crate) surprise: f32,
 }
 
-/// Buffers that are reused between steps.
+/// The rows of a step whose candidates are listed; memory is reused between steps.
 #[derive(Debug)]
 pub(crate) struct CandidateBuffers<M> {
-    draws: StepBuffer<M, DrawRow>,
+    listed: Vec<ListedRow>,
+    draws: Place<DrawRow>,
     parts: StepBuffer<M, Candidate>,
-    found: StepBuffer<M, Candidate>,
+    best: Place<Candidate>,
     scoring: ScoreBuffers<M>,
 }
 
 impl<M> Default for CandidateBuffers<M> {
     fn default() -> Self {
         Self {
-            draws: StepBuffer::default(),
+            listed: Vec::new(),
+            draws: Place::EMPTY,
             parts: StepBuffer::default(),
-            found: StepBuffer::default(),
+            best: Place::EMPTY,
             scoring: ScoreBuffers::default(),
         }
     }
 }
 
-/// Copies the rows of `listed` before filters mask tokens in them: the surprise depends on the whole row.
+impl<M> CandidateBuffers<M> {
+    /// Adds rows whose candidates are listed to the step that [`DrawBuffers::prepare`] has begun.
+    pub(crate) fn prepare(&mut self, drawing: &mut DrawBuffers<M>, listed: Vec<ListedRow>) {
+        let draws: Vec<DrawRow> = listed.iter().map(|listed| listed.draw).collect();
+        self.draws = drawing.arrays.put(&draws);
+        self.best = drawing.arrays.reserve(listed.len() * MAX_CANDIDATES);
+        self.scoring.prepare(drawing, first_scores(&listed));
+        self.listed = listed;
+    }
+}
+
+/// Copies the listed rows before filters mask tokens in them: the surprise depends on the whole row.
 pub(crate) fn copy_edited_rows<E: Executor>(
     executor: &mut E,
     buffers: &mut CandidateBuffers<E::Memory>,
-    logits: &Tensor<E::Memory, f32>,
-    (listed, stride): (&[ListedRow], usize),
-) -> Result<(), CudaError> {
-    copy_raw_rows(executor, &mut buffers.scoring, logits, (&first_scores(listed), stride))
-}
-
-/// Scores the first candidates of `listed` in the rows that [`copy_edited_rows`] has copied for them: the
-/// surprise.
-pub(crate) fn score_first_candidates<E: Executor>(
-    executor: &mut E,
-    buffers: &mut CandidateBuffers<E::Memory>,
     drawing: &DrawBuffers<E::Memory>,
-    listed: &[ListedRow],
-    shape: LogitsShape,
+    logits: &Tensor<E::Memory, f32>,
 ) -> Result<(), CudaError>
 where
     E::Memory: DeviceMemory,
 {
-    score(executor, &mut buffers.scoring, drawing, &first_scores(listed), shape)
+    copy_raw_rows(executor, &mut buffers.scoring, drawing, logits)
 }
 
-/// Finds the best tokens of `listed` rows of `logits` `[*, stride]`, of which the first `vocab` columns are
-/// used, by the scores of their draws. [`candidates`] reads the result.
+/// Scores the first candidates of the listed rows in the copies that [`copy_edited_rows`] has made: the
+/// surprise.
+pub(crate) fn score_first_candidates<E: Executor>(
+    executor: &mut E,
+    buffers: &CandidateBuffers<E::Memory>,
+    drawing: &DrawBuffers<E::Memory>,
+) -> Result<(), CudaError>
+where
+    E::Memory: DeviceMemory,
+{
+    score(executor, &buffers.scoring, drawing)
+}
+
+/// Finds the best tokens of the listed rows of `logits` `[*, stride]`, of which the first `vocab` columns are
+/// used, by the scores of their draws.
 pub(crate) fn find_candidates<E: Executor>(
     executor: &mut E,
     buffers: &mut CandidateBuffers<E::Memory>,
+    drawing: &DrawBuffers<E::Memory>,
     logits: &Tensor<E::Memory, f32>,
-    listed: &[ListedRow],
-    shape: LogitsShape,
 ) -> Result<(), CudaError>
 where
     E::Memory: DeviceMemory,
 {
     let [kernel, join] = [2, 3].map(|index| DRAW.kernel(index));
+    let CandidateBuffers { listed, draws, parts, best, .. } = buffers;
     if listed.is_empty() {
         return Ok(());
     }
-    let draws: Vec<DrawRow> = listed.iter().map(|listed| listed.draw).collect();
-    let LogitsShape { vocab, stride } = shape;
-    let num_parts = num_parts(kernel.name, shape)?;
-    let last = draws.iter().map(|draw| draw.row as usize).max().unwrap_or(0);
+    let LogitsShape { vocab, stride } = drawing.shape;
+    let num_parts = num_parts(kernel.name, drawing.shape)?;
+    let last = listed.iter().map(|listed| listed.draw.row as usize).max().unwrap_or(0);
     let rows = logits.len() / stride;
-    check(kernel.name, ("a row with candidates", last), last < rows, format!("below {rows}"))?;
-    let num_candidates = draws.len() * MAX_CANDIDATES;
-    let rows = buffers.draws.fill(executor, &draws, "rows with candidates")?;
-    let parts = buffers.parts.resize(executor, num_candidates * num_parts, "candidates of parts of rows")?;
-    let found = buffers.found.resize(executor, num_candidates, "candidates")?;
-    let num_draws = draws.len() as u32;
-    let params = Params::default().read(logits).read(rows).write(parts).u32(vocab).u32(stride);
+    check(kernel.name, ("a row with candidates", last), last < rows, format_args!("below {rows}"))?;
+    let num_candidates = listed.len() * MAX_CANDIDATES;
+    let parts = parts.resize(executor, num_candidates * num_parts, "candidates of parts of rows")?;
+    let (draws, best) = (drawing.arrays.input(draws), drawing.arrays.result(best));
+    let num_draws = listed.len() as u32;
+    let params = Params::default().read(logits).view(draws).write(parts).u32(vocab).u32(stride);
     // SAFETY: these are the kernel's parameters; the checks ensure that every row is in bounds.
     unsafe { executor.launch(kernel, [num_draws, num_parts as u32, 1], &mut { params }) }?;
-    let params = Params::default().read(parts).write(found).u32(num_parts);
+    let params = Params::default().read(parts).view(best).u32(num_parts);
     // SAFETY: these are the kernel's parameters; the parts are those of the previous launch.
     unsafe { executor.launch(join, [num_draws, 1, 1], &mut { params }) }
 }
 
-/// Waits for the latest [`score_first_candidates`] and [`find_candidates`], which had these rows, and returns
-/// their results in this order.
+/// Returns the results of [`score_first_candidates`] and [`find_candidates`] in the order of the listed rows.
 pub(crate) fn candidates<E: Executor>(
     executor: &mut E,
     buffers: &CandidateBuffers<E::Memory>,
-    listed: &[ListedRow],
-    vocab: usize,
+    results: &Downloaded,
 ) -> Result<Vec<RowCandidates>, CudaError>
 where
     E::Memory: DeviceMemory,
 {
-    if listed.is_empty() {
-        return Ok(Vec::new());
-    }
-    let found = buffers.found.tensor().read(executor, 0..listed.len() * MAX_CANDIDATES)?;
-    // The host scores no token again, so the stride is not used.
-    let shape = LogitsShape { vocab, stride: vocab };
-    let scores = scores(executor, &buffers.scoring, &first_scores(listed), &[], shape)?;
+    let best = results.get(&buffers.best);
+    let scores = scores(executor, &buffers.scoring, results, &[])?;
     let of_row = |(row, score): (&[Candidate], TokenLogprobs)| {
         let listed = row.iter().take_while(|candidate| candidate.token_id != NO_TOKEN);
         let best = listed.map(|candidate| (candidate.token_id, candidate.score)).collect();
         RowCandidates { best, surprise: -score.logprob }
     };
-    Ok(found.chunks_exact(MAX_CANDIDATES).zip(scores).map(of_row).collect())
+    Ok(best.chunks_exact(MAX_CANDIDATES).zip(scores).map(of_row).collect())
 }
 
 /// Requests for the probability of each row's drawn token, which is its first candidate.

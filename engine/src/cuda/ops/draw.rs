@@ -5,9 +5,10 @@ use speculation::noise::Purpose;
 
 use super::filters::{FilterBuffers, FilterRow};
 use super::logits::LogitEdit;
+use super::step_arrays::{Downloaded, Place, StepArrays};
 use super::{MAX_GRID_YZ, StepBuffer};
 use crate::cuda::CudaError;
-use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
+use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check};
 use crate::cuda::sources::DRAW;
 
 /// One row's draw, in the layout of `draw.cu`.
@@ -47,7 +48,7 @@ pub(crate) struct Drawn {
 }
 
 /// Columns of rows of logits.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LogitsShape {
     /// Number of columns that are used, from the first on.
     pub(crate) vocab: usize,
@@ -61,9 +62,9 @@ pub(super) const PART: usize = 4096;
 /// Number of parts of a row, which is a grid size.
 pub(super) fn num_parts(kernel: &'static str, shape: LogitsShape) -> Result<usize, CudaError> {
     let LogitsShape { vocab, stride } = shape;
-    check(kernel, ("vocab", vocab), (1..=stride).contains(&vocab), format!("1 to {stride}"))?;
+    check(kernel, ("vocab", vocab), (1..=stride).contains(&vocab), format_args!("1 to {stride}"))?;
     let parts = vocab.div_ceil(PART);
-    check(kernel, ("parts of a row", parts), parts <= MAX_GRID_YZ, format!("at most {MAX_GRID_YZ}"))?;
+    check(kernel, ("parts of a row", parts), parts <= MAX_GRID_YZ, format_args!("at most {MAX_GRID_YZ}"))?;
     Ok(parts)
 }
 
@@ -77,81 +78,113 @@ pub(super) struct DrawPart {
     best_id: u32,
 }
 
-/// Inputs and outputs of edits, filters and draws; reused between steps.
+/// Edits, filters and draws of a step, and the arrays of all its kernels; memory is reused between steps.
 #[derive(Debug)]
 pub(crate) struct DrawBuffers<M> {
+    /// What kernels of the model and of draws read, and the results of draws.
+    pub(crate) arrays: StepArrays<M>,
+    pub(super) shape: LogitsShape,
     pub(super) edits: StepBuffer<M, LogitEdit>,
-    pub(super) filters: StepBuffer<M, FilterRow>,
     pub(super) filtering: FilterBuffers<M>,
-    draws: StepBuffer<M, DrawRow>,
+    draws: Vec<DrawRow>,
+    on_device: Place<DrawRow>,
     parts: StepBuffer<M, DrawPart>,
-    drawn: StepBuffer<M, Drawn>,
+    drawn: Place<Drawn>,
 }
 
 impl<M> Default for DrawBuffers<M> {
     fn default() -> Self {
         Self {
+            arrays: StepArrays::default(),
+            shape: LogitsShape::default(),
             edits: StepBuffer::default(),
-            filters: StepBuffer::default(),
             filtering: FilterBuffers::default(),
-            draws: StepBuffer::default(),
+            draws: Vec::new(),
+            on_device: Place::EMPTY,
             parts: StepBuffer::default(),
-            drawn: StepBuffer::default(),
+            drawn: Place::EMPTY,
         }
     }
 }
 
 impl<M> DrawBuffers<M> {
-    /// Results of the latest [`draw`], once it has run.
-    pub(super) fn drawn(&self) -> &StepBuffer<M, Drawn> {
-        &self.drawn
+    /// Begins a step: [`apply_filters`](super::apply_filters) applies `filters`, and [`draw`] makes `draws`,
+    /// to rows of logits of this shape. Rows to score and rows with candidates are added next, then
+    /// [`DrawBuffers::upload`].
+    pub(crate) fn prepare(&mut self, shape: LogitsShape, filters: Vec<FilterRow>, draws: Vec<DrawRow>) {
+        self.shape = shape;
+        self.arrays.clear();
+        self.filtering.prepare(&mut self.arrays, filters);
+        self.on_device = self.arrays.put(&draws);
+        self.drawn = self.arrays.reserve(draws.len());
+        self.draws = draws;
+    }
+
+    /// Results of the step's draws.
+    pub(crate) fn drawn(&self, results: &Downloaded) -> Vec<Drawn> {
+        results.get(&self.drawn)
+    }
+
+    /// Rows whose filters the device could not decide; it left them unchanged.
+    pub(crate) fn undecided(&self, results: &Downloaded) -> Vec<u32> {
+        self.filtering.undecided(results)
+    }
+
+    /// Number of the step's draws.
+    pub(super) fn num_draws(&self) -> usize {
+        self.draws.len()
     }
 }
 
-/// Draws from rows of `logits` `[*, stride]`, of which the first `vocab` columns are used; [`drawn`] reads
-/// the results.
+impl<M: DeviceMemory> DrawBuffers<M> {
+    /// Uploads all that the step's kernels read, edits excepted.
+    pub(crate) fn upload<E>(&mut self, executor: &mut E) -> Result<(), CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
+        self.arrays.upload(executor)
+    }
+
+    /// Waits for the step's kernels and downloads all their results.
+    pub(crate) fn download<E>(&self, executor: &mut E) -> Result<Downloaded, CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
+        self.arrays.download(executor)
+    }
+
+    /// Results of the step's draws on the device, once [`draw`] has run.
+    pub(super) fn drawn_on_device(&self) -> View<'_, Drawn> {
+        self.arrays.result(&self.drawn)
+    }
+}
+
+/// Makes the step's draws from rows of `logits` `[*, stride]`, of which the first `vocab` columns are used.
 pub(crate) fn draw<E: Executor>(
     executor: &mut E,
     buffers: &mut DrawBuffers<E::Memory>,
     logits: &Tensor<E::Memory, f32>,
-    draws: &[DrawRow],
-    shape: LogitsShape,
 ) -> Result<(), CudaError>
 where
     E::Memory: DeviceMemory,
 {
     let (kernel, join) = (DRAW.kernel(0), DRAW.kernel(1));
+    let DrawBuffers { arrays, shape, draws, on_device, parts, drawn, .. } = buffers;
     if draws.is_empty() {
         return Ok(());
     }
-    let LogitsShape { vocab, stride } = shape;
-    let num_parts = num_parts(kernel.name, shape)?;
+    let LogitsShape { vocab, stride } = *shape;
+    let num_parts = num_parts(kernel.name, *shape)?;
     let last = draws.iter().map(|draw| draw.row as usize).max().unwrap_or(0);
     let rows = logits.len() / stride;
-    check(kernel.name, ("a drawn row", last), last < rows, format!("below {rows}"))?;
-    let rows = buffers.draws.fill(executor, draws, "draws")?;
-    let parts = buffers.parts.resize(executor, draws.len() * num_parts, "parts of drawn rows")?;
-    let drawn = buffers.drawn.resize(executor, draws.len(), "drawn ids")?;
+    check(kernel.name, ("a drawn row", last), last < rows, format_args!("below {rows}"))?;
+    let parts = parts.resize(executor, draws.len() * num_parts, "parts of drawn rows")?;
+    let (rows, drawn) = (arrays.input(on_device), arrays.result(drawn));
     let num_draws = draws.len() as u32;
-    let params = Params::default().read(logits).read(rows).write(parts).u32(vocab).u32(stride);
+    let params = Params::default().read(logits).view(rows).write(parts).u32(vocab).u32(stride);
     // SAFETY: these are the kernel's parameters; the checks ensure that every row is in bounds.
     unsafe { executor.launch(kernel, [num_draws, num_parts as u32, 1], &mut { params }) }?;
-    let params = Params::default().read(parts).read(rows).write(drawn).u32(num_parts);
+    let params = Params::default().read(parts).view(rows).view(drawn).u32(num_parts);
     // SAFETY: these are the kernel's parameters; parts and draws are those of the previous launch.
     unsafe { executor.launch(join, [num_draws, 1, 1], &mut { params }) }
-}
-
-/// Waits for the latest [`draw`], which had the same number of draws, and returns its results.
-pub(crate) fn drawn<E: Executor>(
-    executor: &mut E,
-    buffers: &DrawBuffers<E::Memory>,
-    draws: &[DrawRow],
-) -> Result<Vec<Drawn>, CudaError>
-where
-    E::Memory: DeviceMemory,
-{
-    if draws.is_empty() {
-        return Ok(Vec::new());
-    }
-    buffers.drawn.tensor().read(executor, 0..draws.len())
 }

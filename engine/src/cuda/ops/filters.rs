@@ -3,6 +3,7 @@
 use speculation::SamplingParams;
 
 use super::draw::{LogitsShape, PART, num_parts};
+use super::step_arrays::{Downloaded, Place, StepArrays};
 use super::{DrawBuffers, StepBuffer};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
@@ -61,85 +62,86 @@ struct FilterPart {
     unused: u32,
 }
 
-/// Intermediate results of the filter kernels, and the rows that they could not decide.
+/// The filters of a step, intermediate results of their kernels, and the rows that they could not decide.
 #[derive(Debug)]
 pub(super) struct FilterBuffers<M> {
+    filters: Vec<FilterRow>,
+    on_device: Place<FilterRow>,
     parts: StepBuffer<M, FilterPart>,
     ranks: StepBuffer<M, u64>,
-    last: StepBuffer<M, u64>,
-    undecided: StepBuffer<M, u32>,
+    last_kept: StepBuffer<M, u64>,
+    undecided: Place<u32>,
 }
 
 impl<M> Default for FilterBuffers<M> {
     fn default() -> Self {
         Self {
+            filters: Vec::new(),
+            on_device: Place::EMPTY,
             parts: StepBuffer::default(),
             ranks: StepBuffer::default(),
-            last: StepBuffer::default(),
-            undecided: StepBuffer::default(),
+            last_kept: StepBuffer::default(),
+            undecided: Place::EMPTY,
         }
     }
 }
 
-/// Masks the tokens that `filters` exclude in rows of `logits` `[*, stride]`, of which the first `vocab`
-/// columns are used; [`undecided`] returns the rows that it could not decide.
+impl<M> FilterBuffers<M> {
+    /// Adds the filters of a step to its arrays.
+    pub(super) fn prepare(&mut self, arrays: &mut StepArrays<M>, filters: Vec<FilterRow>) {
+        self.on_device = arrays.put(&filters);
+        self.undecided = arrays.reserve(filters.len());
+        self.filters = filters;
+    }
+
+    /// Rows that could not be decided.
+    pub(super) fn undecided(&self, results: &Downloaded) -> Vec<u32> {
+        let said = results.get(&self.undecided);
+        self.filters.iter().zip(said).filter(|(_, said)| *said != 0).map(|(filter, _)| filter.row).collect()
+    }
+}
+
+/// Masks the tokens that the step's filters exclude in rows of `logits` `[*, stride]`, of which the first
+/// `vocab` columns are used. Rows that it cannot decide are left unchanged
+/// ([`undecided`](DrawBuffers::undecided)).
 pub(crate) fn apply_filters<E: Executor>(
     executor: &mut E,
     buffers: &mut DrawBuffers<E::Memory>,
     logits: &mut Tensor<E::Memory, f32>,
-    filters: &[FilterRow],
-    shape: LogitsShape,
 ) -> Result<(), CudaError>
 where
     E::Memory: DeviceMemory,
 {
     let [find, join, mask] = [0, 1, 2].map(|index| FILTERS.kernel(index));
+    let DrawBuffers { arrays, shape, filtering, .. } = buffers;
+    let FilterBuffers { filters, on_device, parts, ranks, last_kept, undecided } = filtering;
     if filters.is_empty() {
         return Ok(());
     }
-    let LogitsShape { vocab, stride } = shape;
-    let num_parts = num_parts(find.name, shape)?;
+    let LogitsShape { vocab, stride } = *shape;
+    let num_parts = num_parts(find.name, *shape)?;
     let last = filters.iter().map(|filter| filter.row as usize).max().unwrap_or(0);
     let rows = logits.len() / stride;
-    check(find.name, ("a filtered row", last), last < rows, format!("below {rows}"))?;
+    check(find.name, ("a filtered row", last), last < rows, format_args!("below {rows}"))?;
     let most = filters.len().min(ROWS);
-    let on_device = buffers.filters.fill(executor, filters, "filters")?;
-    let FilterBuffers { parts, ranks, last, undecided } = &mut buffers.filtering;
     let parts = parts.resize(executor, most * num_parts, "parts of filtered rows")?;
     let ranks = ranks.resize(executor, most * num_parts * CANDIDATES, "candidates of filters")?;
-    let last = last.resize(executor, filters.len(), "last tokens that filters keep")?;
-    let undecided = undecided.resize(executor, filters.len(), "undecided rows")?;
+    let last_kept = last_kept.resize(executor, filters.len(), "last tokens that filters keep")?;
+    let (on_device, undecided) = (arrays.input(on_device), arrays.result(undecided));
     for first in (0..filters.len()).step_by(ROWS) {
         let rows = (filters.len() - first).min(ROWS) as u32;
         let (by_part, by_row) = ([rows, num_parts as u32, 1], [rows, 1, 1]);
-        let params = Params::default().read(logits).read_from(on_device, first).write(parts).write(ranks);
+        let params = Params::default().read(logits).view_from(on_device, first).write(parts).write(ranks);
         // SAFETY: these are the kernel's parameters; the checks ensure that every row is in bounds, and parts
         // and candidates have room for this number of rows.
         unsafe { executor.launch(find, by_part, &mut { params.u32(vocab).u32(stride) }) }?;
-        let params = Params::default().read(parts).read(ranks).read_from(on_device, first);
-        let params = params.write_from(last, first).write_from(undecided, first).u32(vocab).u32(num_parts);
+        let params = Params::default().read(parts).read(ranks).view_from(on_device, first);
+        let params = params.write_from(last_kept, first).view_from(undecided, first);
         // SAFETY: as above.
-        unsafe { executor.launch(join, by_row, &mut { params }) }?;
-        let params = Params::default().write(logits).read_from(on_device, first).read_from(last, first);
+        unsafe { executor.launch(join, by_row, &mut { params.u32(vocab).u32(num_parts) }) }?;
+        let params = Params::default().write(logits).view_from(on_device, first).read_from(last_kept, first);
         // SAFETY: as above.
         unsafe { executor.launch(mask, by_part, &mut { params.u32(vocab).u32(stride) }) }?;
     }
     Ok(())
-}
-
-/// Waits for the latest [`apply_filters`], which had these filters, and returns the rows that it could not
-/// decide and left unchanged.
-pub(crate) fn undecided<E: Executor>(
-    executor: &mut E,
-    buffers: &DrawBuffers<E::Memory>,
-    filters: &[FilterRow],
-) -> Result<Vec<u32>, CudaError>
-where
-    E::Memory: DeviceMemory,
-{
-    if filters.is_empty() {
-        return Ok(Vec::new());
-    }
-    let said = buffers.filtering.undecided.tensor().read(executor, 0..filters.len())?;
-    Ok(filters.iter().zip(said).filter(|(_, said)| *said != 0).map(|(filter, _)| filter.row).collect())
 }

@@ -49,11 +49,16 @@ pub(crate) fn check_borders(
     borders: &[u32],
     (k, grain): (usize, usize),
 ) -> Result<(), CudaError> {
-    check(kernel, ("k", k), k > 0 && k.is_multiple_of(grain), format!("a multiple of {grain}"))?;
+    check(kernel, ("k", k), k > 0 && k.is_multiple_of(grain), format_args!("a multiple of {grain}"))?;
     let ends_right = borders.first() == Some(&0) && borders.last() == Some(&(k as u32));
     let whole = borders.iter().all(|&border| (border as usize).is_multiple_of(grain));
     let is_good = borders.len() == NUM_SLICES + 1 && ends_right && borders.is_sorted() && whole;
-    check(kernel, ("borders", borders.len()), is_good, format!("nine, from 0 to {k}, multiples of {grain}"))
+    check(
+        kernel,
+        ("borders", borders.len()),
+        is_good,
+        format_args!("nine, from 0 to {k}, multiples of {grain}"),
+    )
 }
 
 /// Checks the operands that products of all formats share: borders, bias `[n]`, `out` `[rows, n]`.
@@ -94,7 +99,7 @@ impl ChosenKernel {
         forced: Option<Variant>,
     ) -> Result<Self, CudaError> {
         let name = family.few[0][0].name;
-        check(name, ("rows", rows), rows > 0 && rows <= MAX_ROWS, format!("1 to {MAX_ROWS}"))?;
+        check(name, ("rows", rows), rows > 0 && rows <= MAX_ROWS, format_args!("1 to {MAX_ROWS}"))?;
         check(name, ("n", n), n > 0, "at least 1")?;
         let tiles: Vec<usize> = family.tiled.iter().map(|(rows, _)| *rows).collect();
         let variant = forced.unwrap_or_else(|| Variant::choose((rows, n), borders, &tiles));
@@ -118,7 +123,7 @@ impl ChosenKernel {
             kernel.name,
             ("blocks along n", grid[1]),
             grid[1] <= MAX_GRID_YZ,
-            format!("at most {MAX_GRID_YZ}"),
+            format_args!("at most {MAX_GRID_YZ}"),
         )?;
         Ok(Self { kernel, grid: [grid[0] as u32, grid[1] as u32, 1], cut })
     }

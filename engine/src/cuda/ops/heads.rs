@@ -137,7 +137,7 @@ impl<M: DeviceMemory> WriteKv<'_, M> {
     fn check(&self, kernel: &'static Kernel, rows: usize) -> Result<(), CudaError> {
         let (layout, (layer, layers)) = (self.layout, self.layer);
         check_heads(kernel, rows, layout, self.qkv.len())?;
-        check(kernel.name, ("layer", layer), layer < layers, format!("below {layers}"))?;
+        check(kernel.name, ("layer", layer), layer < layers, format_args!("below {layers}"))?;
         check_len(kernel.name, "slots", self.slots.len(), rows)?;
         let block = layers * layout.num_kv_heads * 32 * layout.head_dim;
         check(kernel.name, ("kv", self.kv.len()), self.kv.len().is_multiple_of(block), "whole blocks")
@@ -153,6 +153,11 @@ fn check_heads(
     check(kernel.name, ("rows", rows), rows > 0, "at least 1")?;
     check(kernel.name, ("head_dim", layout.head_dim), layout.head_dim.is_multiple_of(2), "even")?;
     let heads = layout.num_heads + layout.num_kv_heads;
-    check(kernel.name, ("heads", heads), (1..=MAX_GRID_YZ).contains(&heads), format!("1 to {MAX_GRID_YZ}"))?;
+    check(
+        kernel.name,
+        ("heads", heads),
+        (1..=MAX_GRID_YZ).contains(&heads),
+        format_args!("1 to {MAX_GRID_YZ}"),
+    )?;
     check_len(kernel.name, "qkv", len, rows * layout.row_width())
 }

@@ -88,7 +88,12 @@ impl<M: DeviceMemory> QuantizeRows<'_, M> {
         check(kernel.name, ("slices", slices), (1..=MAX_GRID_YZ).contains(&slices), "at least 1")?;
         check_len(kernel.name, "x", self.x.len(), rows * k)?;
         let kept = self.columns.len();
-        check(kernel.name, ("columns", self.columns.end), self.columns.end <= k, format!("at most {k}"))?;
+        check(
+            kernel.name,
+            ("columns", self.columns.end),
+            self.columns.end <= k,
+            format_args!("at most {k}"),
+        )?;
         let panels = self.layout.check(kernel.name, (self.to_row, kept))?;
         check_len(kernel.name, "steps", self.steps.len(), self.layout.len(self.to_row + rows, kept))?;
         check_len(kernel.name, "scales", self.scales.len(), (self.to_row + rows) * slices)?;
@@ -143,7 +148,7 @@ impl<M: DeviceMemory> GemmInt8<'_, M> {
         let chosen = ChosenKernel::new(family, (rows, n), self.borders.1, forced)?;
         let kernel = chosen.kernel;
         check_borders(kernel.name, self.borders.1, (k, GRAIN))?;
-        check(kernel.name, ("k", k), k < MAX_K, format!("below {MAX_K}"))?;
+        check(kernel.name, ("k", k), k < MAX_K, format_args!("below {MAX_K}"))?;
         let is_good = self.slices == 1 || self.slices == NUM_SLICES;
         check(kernel.name, ("slices", self.slices), is_good, "1 or 8")?;
         check_len(kernel.name, "x", self.x.0.len(), rows * k)?;

@@ -250,7 +250,12 @@ impl<M: DeviceMemory> GemmPanels<'_, M> {
         check(kernel.name, ("rows", rows), (1..1 << 21).contains(&rows), "1 to 2^21")?;
         check(kernel.name, ("n", n), (1..1 << 21).contains(&n), "1 to 2^21")?;
         check_borders(kernel.name, borders, (k, operands.columns()))?;
-        check(kernel.name, ("groups", groups), groups > 0 && slices >= groups, format!("1 to {slices}"))?;
+        check(
+            kernel.name,
+            ("groups", groups),
+            groups > 0 && slices >= groups,
+            format_args!("1 to {slices}"),
+        )?;
         check_len(kernel.name, "borders", on_device.len(), NUM_SLICES + 1)?;
         check_len(kernel.name, "bias", bias.map_or(n, Tensor::len), n)?;
         check_len(kernel.name, "out", out.len(), rows * n)?;

@@ -148,7 +148,12 @@ pub(crate) fn to_panels<E: Executor>(
     (rows, width): (usize, usize),
 ) -> Result<(), CudaError> {
     let kernel = ROWS.kernel(2);
-    check(kernel.name, ("rows", rows), (1..=MAX_GRID_YZ).contains(&rows), format!("1 to {MAX_GRID_YZ}"))?;
+    check(
+        kernel.name,
+        ("rows", rows),
+        (1..=MAX_GRID_YZ).contains(&rows),
+        format_args!("1 to {MAX_GRID_YZ}"),
+    )?;
     check(
         kernel.name,
         ("width", width),
@@ -240,7 +245,12 @@ impl<M: DeviceMemory> Swiglu<'_, M> {
         E: Executor<Memory = M>,
     {
         let (kernel, Self { gate_up, out, rounded }) = (SWIGLU.kernel(0), self);
-        check(kernel.name, ("rows", rows), (1..=MAX_GRID_YZ).contains(&rows), format!("1 to {MAX_GRID_YZ}"))?;
+        check(
+            kernel.name,
+            ("rows", rows),
+            (1..=MAX_GRID_YZ).contains(&rows),
+            format_args!("1 to {MAX_GRID_YZ}"),
+        )?;
         check_len(kernel.name, "gate_up", gate_up.len(), rows * 2 * width)?;
         check_len(kernel.name, "out", out.len(), rows * width)?;
         let (rounded, panels) = check_rounded(kernel.name, rounded, (rows, width))?;

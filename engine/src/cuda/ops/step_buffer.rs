@@ -78,11 +78,6 @@ impl<M: DeviceMemory, T: bytemuck::Pod> StepBuffer<M, T> {
         self.tensor.as_ref().expect("a pass fills its inputs before it uses them")
     }
 
-    /// The same, or `None` before the first use.
-    pub(crate) fn get(&self) -> Option<&Tensor<M, T>> {
-        self.tensor.as_ref()
-    }
-
     /// Number of this step's elements.
     pub(crate) fn len(&self) -> usize {
         self.len

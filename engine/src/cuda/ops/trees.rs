@@ -33,8 +33,8 @@ impl<M: DeviceMemory> GatherBlocks<'_, M> {
         let HeadLayout { num_kv_heads, head_dim, .. } = self.layout;
         check_head_dim(kernel.name, head_dim)?;
         let is_good = (1..=MAX_GRID_YZ).contains(&num_kv_heads);
-        check(kernel.name, ("kv heads", num_kv_heads), is_good, format!("1 to {MAX_GRID_YZ}"))?;
-        check(kernel.name, ("layer", layer), layer < layers, format!("below {layers}"))?;
+        check(kernel.name, ("kv heads", num_kv_heads), is_good, format_args!("1 to {MAX_GRID_YZ}"))?;
+        check(kernel.name, ("layer", layer), layer < layers, format_args!("below {layers}"))?;
         check(kernel.name, ("blocks", which.len()), !which.is_empty(), "at least 1")?;
         check_len(kernel.name, "sources", self.sources.len(), which.end * BLOCK_SIZE)?;
         let len = which.len() * 2 * BLOCK_SIZE * num_kv_heads * head_dim;
@@ -61,7 +61,7 @@ pub(crate) fn copy_tokens<E: Executor>(
     check_head_dim(kernel.name, shape.head_dim)?;
     check(kernel.name, ("copies", copies.len()), !copies.is_empty(), "at least 1")?;
     let is_good = (1..=MAX_GRID_YZ).contains(&shape.num_kv_heads);
-    check(kernel.name, ("kv heads", shape.num_kv_heads), is_good, format!("1 to {MAX_GRID_YZ}"))?;
+    check(kernel.name, ("kv heads", shape.num_kv_heads), is_good, format_args!("1 to {MAX_GRID_YZ}"))?;
     let most = copies.iter().map(|copy| copy.from.block.max(copy.to.block)).max().unwrap_or_default();
     check_len(kernel.name, "kv", kv.len(), (most as usize + 1) * shape.block_len())?;
     let slot = |slot: cpu_kernels::KvSlot| slot.block * BLOCK_SIZE as u32 + slot.offset;

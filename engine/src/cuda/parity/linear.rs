@@ -13,6 +13,7 @@ use std::ops::Range;
 use cpu_kernels::{KSlices, QuantizedFormat, reference};
 use half::bf16;
 
+use super::tensor_cores::{Bounded, compare_bounded, product};
 use super::{Numbers, Parity, Scale, compare, compare_equal, widened};
 use crate::cuda::CudaError;
 use crate::cuda::blas::ProductShape;
@@ -44,7 +45,7 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
 }
 
 /// One launch of `x` `[rows, k]` times `weights` `[n, k]`.
-fn multiply<E: Executor>(
+pub(super) fn multiply<E: Executor>(
     e: &mut E,
     x: &[bf16],
     weights: &Tensor<E::Memory, bf16>,
@@ -74,14 +75,18 @@ pub(super) fn gemm_bf16<E: Executor>(
     let found = multiply(e, &x, &on_device.0, slices, Some(&on_device.1))?;
     // At a model's size a twin of all columns takes minutes, so only some columns are compared.
     let columns: Vec<usize> = (0..n).step_by((n / 64).max(1)).chain([n - 1]).collect();
-    let chosen: Vec<f32> = columns.iter().flat_map(|&c| widened(&weights[c * k..(c + 1) * k])).collect();
-    let chosen_bias: Vec<f32> = columns.iter().map(|&c| bias[c]).collect();
-    let (x, bias) = (widened(&x), Some(chosen_bias.as_slice()));
-    let expected = reference::Linear { x: &x, weights: &chosen, k, slices, scales: None, bias }.compute();
+    let chosen: Vec<Vec<f32>> = columns.iter().map(|&c| widened(&weights[c * k..(c + 1) * k])).collect();
+    let (x, borders) = (widened(&x), borders(slices, BF16_GRAIN));
+    let mut exact = Vec::new();
+    for x in x.chunks_exact(k) {
+        for (weights, &c) in chosen.iter().zip(&columns) {
+            exact.push(product(x, weights, &borders).plus(Bounded::exact(f64::from(bias[c]))));
+        }
+    }
     let found: Vec<f32> =
         (0..rows).flat_map(|row| columns.iter().map(move |&c| row * n + c)).map(|i| found[i]).collect();
     let cut = if slices.ranges().len() == 1 { "whole" } else { "in 8 slices" };
-    Ok(compare(format!("gemm_bf16 {rows} x {n} x {k} {cut}"), 1e-5, &found, &expected))
+    Ok(compare_bounded(format!("gemm_bf16 {rows} x {n} x {k} {cut}"), &found, &exact))
 }
 
 /// int8 rows `[rows, k]` and their scales `[rows, slices]`.

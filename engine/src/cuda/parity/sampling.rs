@@ -12,9 +12,9 @@ use crate::TokenId;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    CandidateBuffers, DrawBuffers, DrawRow, Drawn, FilterRow, ListedRow, LogitsShape, apply_filters,
-    candidates, copy_edited_rows, draw, drawn, edit_logits, edits_of, find_candidates,
-    score_first_candidates, undecided as left_to_host,
+    CandidateBuffers, ContextEdits, DrawBuffers, DrawRow, Drawn, FilterRow, ListedRow, LogitEdit,
+    LogitsShape, apply_filters, candidates, copy_edited_rows, draw, edit_logits, find_candidates,
+    score_first_candidates,
 };
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
@@ -42,8 +42,10 @@ fn keep_now<E: Executor>(
     shape: LogitsShape,
 ) -> Result<Vec<u32>, CudaError> {
     let mut buffers = DrawBuffers::default();
-    apply_filters(e, &mut buffers, logits, filters, shape)?;
-    left_to_host(e, &buffers, filters)
+    buffers.prepare(shape, filters.to_vec(), Vec::new());
+    buffers.upload(e)?;
+    apply_filters(e, &mut buffers, logits)?;
+    Ok(buffers.undecided(&buffers.download(e)?))
 }
 
 /// Draws and returns the results.
@@ -54,8 +56,10 @@ fn draw_now<E: Executor>(
     shape: LogitsShape,
 ) -> Result<Vec<Drawn>, CudaError> {
     let mut buffers = DrawBuffers::default();
-    draw(e, &mut buffers, logits, draws, shape)?;
-    drawn(e, &buffers, draws)
+    buffers.prepare(shape, Vec::new(), draws.to_vec());
+    buffers.upload(e)?;
+    draw(e, &mut buffers, logits)?;
+    Ok(buffers.drawn(&buffers.download(e)?))
 }
 
 /// Filters of rows like a model's, of rows with ties everywhere, and of mostly masked rows: the result must
@@ -249,11 +253,15 @@ fn several<E: Executor>(
     let shape = LogitsShape { vocab, stride };
     let listed: Vec<ListedRow> =
         draws.iter().zip(0..).map(|(&draw, draw_idx)| ListedRow { draw, draw_idx }).collect();
-    draw(e, &mut drawing, &logits, &draws, shape)?;
-    copy_edited_rows(e, &mut listing, &logits, (&listed, stride))?;
-    score_first_candidates(e, &mut listing, &drawing, &listed, shape)?;
-    find_candidates(e, &mut listing, &logits, &listed, shape)?;
-    let found = candidates(e, &listing, &listed, vocab)?;
+    drawing.prepare(shape, Vec::new(), draws);
+    listing.prepare(&mut drawing, listed);
+    drawing.upload(e)?;
+    draw(e, &mut drawing, &logits)?;
+    copy_edited_rows(e, &mut listing, &drawing, &logits)?;
+    score_first_candidates(e, &listing, &drawing)?;
+    find_candidates(e, &mut listing, &drawing, &logits)?;
+    let results = drawing.download(e)?;
+    let found = candidates(e, &listing, &results)?;
     let found: Vec<Candidates> =
         found.iter().map(|found| Candidates::from_scores(&sampling, &found.best, found.surprise)).collect();
     Ok(compare_equal(format!("candidates of {vocab} at T = {temperature}"), &found, &expected))
@@ -306,7 +314,11 @@ fn edits<E: Executor>(e: &mut E, vocab: usize) -> Result<Parity, CudaError> {
     let mut expected = logits.clone();
     let mut all = Vec::new();
     for (row, (spec, expected)) in specs.iter().zip(expected.chunks_exact_mut(vocab)).enumerate() {
-        all.extend(edits_of(row as u32, spec, &ids, vocab)?);
+        // The last ids are appended to the context: in the rows' order 2, 7, 12 and 17 of them.
+        let (context, appended) = ids.split_at(18 - 5 * row);
+        let mut edits = ContextEdits::new(spec, context, vocab)?;
+        appended.iter().for_each(|&id| edits.push(id));
+        all.extend(edits.of_row(row as u32));
         let mut counts = TokenCounts::new(prompt_len);
         ids.iter().for_each(|&id| counts.push(id));
         process(expected, spec, &counts, ids.len() as u32);
@@ -333,19 +345,11 @@ fn known_answers<E: Executor>(e: &mut E) -> Result<Vec<Parity>, CudaError> {
             let row: Vec<f32> =
                 (0..VOCAB).map(|v| ((v * 37 + last * 29 + len * 53) % 97) as f32 / 8.0 - 6.0).collect();
             let mut logits = Tensor::of(e, &row, "logits")?;
-            edit_logits(
-                e,
-                &mut DrawBuffers::default(),
-                &mut logits,
-                &edits_of(0, &spec, &ids, VOCAB)?,
-                VOCAB,
-            )?;
-            let drawn = draw_now(
-                e,
-                &logits,
-                &[DrawRow::new(0, &spec, len as u32)],
-                LogitsShape { vocab: VOCAB, stride: VOCAB },
-            )?;
+            let context = ContextEdits::new(&spec, &ids, VOCAB)?;
+            let edits: Vec<LogitEdit> = context.of_row(0).collect();
+            edit_logits(e, &mut DrawBuffers::default(), &mut logits, &edits, VOCAB)?;
+            let draws = [DrawRow::new(0, &spec, context.position())];
+            let drawn = draw_now(e, &logits, &draws, LogitsShape { vocab: VOCAB, stride: VOCAB })?;
             ids.push(drawn[0].token_id);
         }
         parities.push(compare_equal(format!("known draws, {name}"), &ids[3..], &expected));

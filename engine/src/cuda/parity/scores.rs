@@ -9,8 +9,8 @@ use super::{Parity, Scale, compare_equal};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    DrawBuffers, DrawRow, LogitsShape, ScoreBuffers, ScoreRow, ScoredToken, copy_raw_rows, draw, drawn,
-    score, scores,
+    DrawBuffers, DrawRow, LogitsShape, ScoreBuffers, ScoreRow, ScoredToken, copy_raw_rows, draw, score,
+    scores,
 };
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
@@ -68,13 +68,17 @@ pub(super) fn scored<E: Executor>(
 
     let (mut drawing, mut scoring) = (DrawBuffers::default(), ScoreBuffers::default());
     let mut on_device = Tensor::of(e, &logits, "logits")?;
-    copy_raw_rows(e, &mut scoring, &on_device, (&wanted, stride))?;
-    draw(e, &mut drawing, &on_device, &draws, LogitsShape { vocab, stride })?;
+    drawing.prepare(LogitsShape { vocab, stride }, Vec::new(), draws);
+    scoring.prepare(&mut drawing, wanted.clone());
+    drawing.upload(e)?;
+    copy_raw_rows(e, &mut scoring, &drawing, &on_device)?;
+    draw(e, &mut drawing, &on_device)?;
     // Later changes of the rows must not matter.
     on_device.write(e, 0, &vec![f32::NAN; logits.len()])?;
-    score(e, &mut scoring, &drawing, &wanted, LogitsShape { vocab, stride })?;
-    let found = scores(e, &scoring, &wanted, &redrawn, LogitsShape { vocab, stride })?;
-    let ids = drawn(e, &drawing, &draws)?;
+    score(e, &scoring, &drawing)?;
+    let results = drawing.download(e)?;
+    let found = scores(e, &scoring, &results, &redrawn)?;
+    let ids = drawing.drawn(&results);
     let row_of = |score: &ScoreRow| &logits[score.row as usize * stride..][..vocab];
     let expected = wanted.iter().zip(&redrawn).map(|(score, redrawn)| {
         let id = redrawn.unwrap_or(match score.token {

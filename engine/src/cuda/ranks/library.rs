@@ -2,6 +2,9 @@
 //! loaded, so that a missing function is an error at startup, not in a forward (docs/adr/0027).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
 
 use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t};
 use libloading::Library;
@@ -18,6 +21,8 @@ const IN_PROGRESS: c_int = 7;
 /// write directly into the receiver's buffer without registering it, which faults if the buffer is from a
 /// stream-ordered pool (docs/adr/0027).
 const OLDEST: c_int = 22_304;
+/// How long ranks may take to connect; the library itself has no limit.
+pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(120);
 
 type Data = *const c_void;
 type DataMut = *mut c_void;
@@ -44,6 +49,12 @@ function_table! {
     group_end = "ncclGroupEnd": fn() -> Results,
 }
 
+/// New communicators, on their way to the thread that asked for them.
+struct Comms(Vec<ncclComm_t>);
+
+// SAFETY: NCCL allows calls from any thread, one at a time.
+unsafe impl Send for Comms {}
+
 impl NcclLibrary {
     /// Loads the library. The error says what to install.
     pub(crate) fn load() -> Result<Self, CudaError> {
@@ -68,13 +79,32 @@ impl NcclLibrary {
         Ok(nccl)
     }
 
-    /// Makes one communicator per device, in order; together they are all ranks.
-    pub(super) fn init_all(&self, ordinals: &[c_int]) -> Result<Vec<ncclComm_t>, CudaError> {
+    /// Makes one communicator per device, in order; together they are all ranks. Returns an error after
+    /// `limit`. Nothing can end the library's call, so its thread remains: the process should end.
+    pub(super) fn init_all(
+        self: &Arc<Self>,
+        ordinals: &[c_int],
+        limit: Duration,
+    ) -> Result<Vec<ncclComm_t>, CudaError> {
+        let failed = |reason: String| CudaError::Nccl { action: "ncclCommInitAll", reason };
+        let (library, ordinals) = (Arc::clone(self), ordinals.to_vec());
+        let (outbox, inbox) = sync_channel(1);
+        // Sending fails if it is too late: then nobody needs the communicators.
+        let run = move || drop(outbox.send(library.init_all_now(&ordinals)));
+        let started = std::thread::Builder::new().name("nccl-connect".to_owned()).spawn(run);
+        started.map_err(|error| failed(format!("its thread failed to start: {error}")))?;
+        let advice = "NCCL_DEBUG=INFO logs what it waits for";
+        let late = || failed(format!("the gpus were not connected within {limit:?}: {advice}"));
+        let made = inbox.recv_timeout(limit).map_err(|_| late())?;
+        made.map(|Comms(comms)| comms)
+    }
+
+    fn init_all_now(&self, ordinals: &[c_int]) -> Result<Comms, CudaError> {
         let mut comms = vec![std::ptr::null_mut(); ordinals.len()];
         let count = c_int::try_from(ordinals.len()).expect("ranks are few");
         // SAFETY: both lists have `count` entries.
         let result = unsafe { (self.comm_init_all)(comms.as_mut_ptr(), count, ordinals.as_ptr()) };
-        self.check("ncclCommInitAll", result).map(|()| comms)
+        self.check("ncclCommInitAll", result).map(|()| Comms(comms))
     }
 
     /// Destroys a communicator and ends the kernels of its device that wait for other ranks.
@@ -196,7 +226,7 @@ mod tests {
     #[test]
     fn the_library_is_whole_or_its_absence_is_one_line() {
         let nccl = match NcclLibrary::load() {
-            Ok(nccl) => nccl,
+            Ok(nccl) => Arc::new(nccl),
             Err(error) => {
                 println!("nccl is not here, only its absence was checked: {error}");
                 let said = error.to_string();
@@ -210,23 +240,44 @@ mod tests {
         if unsafe { cudarc::driver::sys::is_culib_present() } {
             return;
         }
-        let error = nccl.init_all(&[0, 1]).unwrap_err();
+        let error = nccl.init_all(&[0, 1], CONNECT_LIMIT).unwrap_err();
         println!("without a gpu: {error}");
         assert!(matches!(error, CudaError::Nccl { action: "ncclCommInitAll", .. }), "{error}");
         assert!(error.to_string().starts_with("nccl failed at ncclCommInitAll: "), "{error}");
     }
 
+    /// A library with these functions, of which it has names and definitions; all others return success.
+    fn library_of(functions: &[(&str, String)]) -> Library {
+        let given: String = functions.iter().map(|(_, definition)| format!("{definition}\n")).collect();
+        let is_given = |name: &str| functions.iter().any(|(given, _)| *given == name);
+        let others = NcclLibrary::FUNCTIONS.iter().filter(|name| !is_given(name));
+        let others: String = others.map(|name| format!("int {name}() {{ return 0; }}\n")).collect();
+        let text = format!("#include <unistd.h>\nextern \"C\" {{\n{given}{others}}}\n");
+        let path = on_host::build(&text, "libnccl.so.2", on_host::Check::Nothing).unwrap();
+        // SAFETY: the file above, which has no initialisers.
+        unsafe { Library::new(path) }.unwrap()
+    }
+
+    fn of_version(version: c_int) -> (&'static str, String) {
+        ("ncclGetVersion", format!("int ncclGetVersion(int* v) {{ return *v = {version}, 0; }}"))
+    }
+
+    #[test]
+    fn gpus_that_are_never_connected_fail_the_start() {
+        let forever = "int ncclCommInitAll(void**, int, const int*) { for (;;) pause(); }".to_owned();
+        let library = library_of(&[of_version(OLDEST), ("ncclCommInitAll", forever)]);
+        let nccl = Arc::new(NcclLibrary::checked(library).unwrap());
+        let said = nccl.init_all(&[0, 1], Duration::from_millis(10)).unwrap_err().to_string();
+        assert!(
+            said.starts_with("nccl failed at ncclCommInitAll: the gpus were not connected within 10ms: "),
+            "{said}"
+        );
+    }
+
     #[test]
     fn a_library_that_is_too_old_is_refused_by_its_version() {
         let said = |version: c_int| {
-            let others = NcclLibrary::FUNCTIONS.iter().filter(|name| **name != "ncclGetVersion");
-            let stubs: String = others.map(|name| format!("int {name}() {{ return 0; }}\n")).collect();
-            let text = format!(
-                "extern \"C\" {{\nint ncclGetVersion(int* v) {{ return *v = {version}, 0; }}\n{stubs}}}\n"
-            );
-            let path = on_host::build(&text, "libnccl.so.2", on_host::Check::Nothing).unwrap();
-            // SAFETY: the file above, which has no initialisers.
-            let library = unsafe { Library::new(path) }.unwrap();
+            let library = library_of(&[of_version(version)]);
             NcclLibrary::checked(library).map(|nccl| nccl.version).map_err(|error| error.to_string())
         };
         let refusal = |version| {

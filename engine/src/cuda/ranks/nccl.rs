@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::communicator::Communicator;
-use super::library::{Message, NcclLibrary};
+use super::library::{CONNECT_LIMIT, Message, NcclLibrary};
 use super::{Exchange, Read, Readers, Watch};
 use crate::EngineError;
 use crate::collective::RankBarrier;
@@ -39,7 +39,7 @@ pub(crate) fn connect(
         others.into_iter().try_for_each(|other| device.share_memory_with(other))?;
     }
     let ordinals: Vec<c_int> = devices.iter().map(|device| device.ordinal() as c_int).collect();
-    let comms = library.init_all(&ordinals)?;
+    let comms = library.init_all(&ordinals, CONNECT_LIMIT)?;
     let ranks = devices.len();
     let mut ends = Vec::new();
     for ((rank, comm), device) in comms.into_iter().enumerate().zip(devices) {

@@ -97,7 +97,7 @@ impl<'a, M: DeviceMemory> PanelOperands<'a, M> {
         let Self::Int8 { x: (_, scales), scales_of_row, .. } = *self else { return Ok(()) };
         let is_good = scales_of_row == 1 || scales_of_row == NUM_SLICES;
         check(kernel, ("scales of a row", scales_of_row), is_good, "1 or 8")?;
-        check(kernel, ("k", k), k < MAX_K, format!("below {MAX_K}"))?;
+        check(kernel, ("k", k), k < MAX_K, format_args!("below {MAX_K}"))?;
         check_len(kernel, "x scales", scales.len(), rows * scales_of_row)
     }
 

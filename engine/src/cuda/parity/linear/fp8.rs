@@ -1,10 +1,10 @@
-//! FP8 products: compares their kernels with the bf16 kernel on widened weights, and with the twin on the
-//! host.
+//! FP8 products: compares their kernels with the bf16 kernel on widened weights, and with exact sums.
 
 use cpu_kernels::{KSlices, reference};
 use half::bf16;
 
-use super::super::{Numbers, Parity, compare, widened};
+use super::super::tensor_cores::{Bounded, compare_bounded, product};
+use super::super::{Numbers, Parity, widened};
 use super::all_kernels::{REFERENCE, bits};
 use crate::cuda::CudaError;
 use crate::cuda::blas::ProductShape;
@@ -90,19 +90,26 @@ pub(super) fn reference_of_fp8<E: Executor>(
     Ok(out.read(e, 0..rows * n)?.into_iter().enumerate().map(finish).collect())
 }
 
-/// Compares the kernel that is chosen for `rows` rows with the twin, which adds in another order.
+/// Compares the kernel that is chosen for `rows` rows with exact sums.
 pub(super) fn gemm_fp8<E: Executor>(
     e: &mut E,
     (rows, n): (usize, usize),
     slices: &KSlices,
 ) -> Result<Parity, CudaError> {
     const SEED: u64 = 14;
-    let (k, product) = (slices.end(), Product::new((rows, n), slices.end(), SEED));
+    let (k, given) = (slices.end(), Product::new((rows, n), slices.end(), SEED));
     let variant = Variant::Few { rows: if rows > 8 { 32 } else { 8 }, channels: 16 };
     let found = by_fp8(e, (rows, n), slices, SEED)?(e, variant)?;
     let found: Vec<f32> = found.into_iter().map(f32::from_bits).collect();
-    let (x, weights) = (widened(&product.x), widened(&product.weights()));
-    let (scales, bias) = (product.scales.as_deref(), Some(product.bias.as_slice()));
-    let expected = reference::Linear { x: &x, weights: &weights, k, slices, scales, bias }.compute();
-    Ok(compare(format!("gemm_fp8 {rows} x {n} x {k}"), 1e-5, &found, &expected))
+    let (x, weights) = (widened(&given.x), widened(&given.weights()));
+    let borders = borders(slices, BF16_GRAIN);
+    let mut exact = Vec::new();
+    for x in x.chunks_exact(k) {
+        for (channel, weights) in weights.chunks_exact(k).enumerate() {
+            let sum = product(x, weights, &borders);
+            let scaled = given.scales.as_ref().map_or(sum, |scales| sum.times(f64::from(scales[channel])));
+            exact.push(scaled.plus(Bounded::exact(f64::from(given.bias[channel]))));
+        }
+    }
+    Ok(compare_bounded(format!("gemm_fp8 {rows} x {n} x {k}"), &found, &exact))
 }
