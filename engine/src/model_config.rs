@@ -10,8 +10,10 @@ use std::path::Path;
 
 pub(crate) use family::Architecture;
 use fields::{Fields, parse_json_object, read_file, read_json_object};
+use serde_json::Value;
 
 use crate::EngineError;
+use crate::model_shape::ModelShape;
 use crate::rope::Rope;
 
 /// File name of the configuration in a checkpoint directory.
@@ -75,7 +77,8 @@ impl ModelConfig {
         let mut config = Self::read(&model_dir.join(CONFIG_FILE))?;
 
         let path = model_dir.join("generation_config.json");
-        if path.exists() {
+        // A link whose file is missing is an error: without the file other ids might end a text.
+        if path.symlink_metadata().is_ok() {
             let eos = eos_token_ids(&path, &read_file(&path)?)?;
             if !eos.is_empty() {
                 config.eos_token_ids = eos;
@@ -129,16 +132,7 @@ impl ModelConfig {
 
     /// Number of weights, tied ones counted once.
     pub(crate) fn num_parameters(&self) -> u64 {
-        let (hidden, q, kv, ffn) =
-            (self.hidden_size, self.q_width(), self.kv_width(), self.intermediate_size);
-        let bias = |present: bool, outputs: usize| if present { outputs } else { 0 };
-        let attention = 2 * q * hidden
-            + 2 * kv * hidden
-            + bias(self.biases.qkv, q + 2 * kv)
-            + bias(self.biases.o, hidden);
-        let mlp = 3 * ffn * hidden + bias(self.biases.mlp, 2 * ffn + hidden);
-        let tables = self.vocab_size * hidden * if self.tie_word_embeddings { 1 } else { 2 };
-        (self.num_layers * (attention + mlp) + tables) as u64 + self.norm_numbers()
+        ModelShape::of(self).num_parameters()
     }
 
     /// Number of weights of all norms.
@@ -158,14 +152,42 @@ impl ModelConfig {
     }
 }
 
-/// The method of `quantization_config`, with the format if there is one; `None` for FP8.
+/// The method of `quantization_config`, with the format if there is one; `None` for FP8. The number of bits
+/// if there is neither, as from MLX.
 fn quantization(fields: &Fields<'_>) -> Result<Option<String>, EngineError> {
     let Some(quantization) = fields.nested("quantization_config")? else { return Ok(None) };
+    refuse_transforms(&quantization)?;
     let method = quantization.optional_string("quant_method")?;
     let format = quantization.optional_string("format")?;
     let words: Vec<&str> = method.into_iter().chain(format).collect();
+    if words.is_empty() {
+        return Ok(quantization.get("bits").map(|bits| format!("{bits} bits")));
+    }
     let is_fp8 = words.iter().any(|word| word.contains("fp8") || *word == "float-quantized");
-    Ok((!words.is_empty() && !is_fp8).then(|| words.join(", ")))
+    Ok((!is_fp8).then(|| words.join(", ")))
+}
+
+/// Refuses transforms of compressed-tensors that are applied to activations (QuIP, SpinQuant): without them
+/// the text would be noise. Those of weights are part of the stored weights.
+fn refuse_transforms(quantization: &Fields<'_>) -> Result<(), EngineError> {
+    let groups = quantization.get("transform_config").and_then(|config| config.get("config_groups"));
+    let mut locations = groups
+        .and_then(Value::as_object)
+        .into_iter()
+        .flat_map(|groups| groups.values())
+        .filter_map(|group| group.get("apply")?.as_array())
+        .flatten()
+        .filter_map(|transform| transform.get("location")?.as_str());
+    match locations.find(|location| !location.starts_with("weight_")) {
+        None => Ok(()),
+        Some(location) => Err(quantization.bad(
+            "transform_config",
+            format!(
+                "transforms activations (location \"{location}\"), which is not supported: use a checkpoint \
+                 without such transforms"
+            ),
+        )),
+    }
 }
 
 fn refuse_other_activations(fields: &Fields<'_>) -> Result<(), EngineError> {

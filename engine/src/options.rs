@@ -96,7 +96,7 @@ pub struct TreeRows<'a> {
 /// Facts about a loaded engine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineInfo {
-    /// `_name_or_path` of the configuration if that is a name, else the name of the directory.
+    /// The model's [name](crate::model_name()).
     pub model_id: String,
     /// Number of vocabulary entries, padding included.
     pub vocab_size: u32,

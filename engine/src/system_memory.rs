@@ -44,11 +44,18 @@ struct Files {
     usage: &'static str,
     /// Page cache in the file `memory.stat`.
     cache: &'static str,
+    /// The part of it that cannot be reclaimed: files on tmpfs and other shared memory.
+    shared: &'static str,
 }
 
-const VERSION_1: Files =
-    Files { limit: "memory.limit_in_bytes", usage: "memory.usage_in_bytes", cache: "total_cache " };
-const VERSION_2: Files = Files { limit: "memory.max", usage: "memory.current", cache: "file " };
+const VERSION_1: Files = Files {
+    limit: "memory.limit_in_bytes",
+    usage: "memory.usage_in_bytes",
+    cache: "total_cache ",
+    shared: "total_shmem ",
+};
+const VERSION_2: Files =
+    Files { limit: "memory.max", usage: "memory.current", cache: "file ", shared: "shmem " };
 
 /// The groups in the text of `/proc/self/cgroup` and their ancestors. Only a container's own group looks like
 /// the root: a service of systemd is below it.
@@ -76,14 +83,16 @@ impl MemoryGroup {
         read(&self.dir.join(self.files.limit))?.trim().parse().ok()
     }
 
-    /// Bytes that its limit leaves, if it has one. Usage includes the page cache, which can be reclaimed. The
-    /// kernel counts the two at different times, so the cache may seem larger than the usage.
+    /// Bytes that its limit leaves, if it has one. Usage includes the page cache, which can be reclaimed
+    /// except for shared memory. The kernel counts them at different times, so the cache may seem larger than
+    /// the usage.
     fn left(&self, read: &impl Fn(&Path) -> Option<String>) -> Option<u64> {
         let limit = self.limit(read)?;
         let used: u64 = read(&self.dir.join(self.files.usage))?.trim().parse().ok()?;
         let stat = read(&self.dir.join("memory.stat")).unwrap_or_default();
-        let cache = number_after(&stat, self.files.cache).unwrap_or(0);
-        Some(limit.saturating_sub(used.saturating_sub(cache)))
+        let number = |start| number_after(&stat, start).unwrap_or(0);
+        let reclaimable = number(self.files.cache).saturating_sub(number(self.files.shared));
+        Some(limit.saturating_sub(used.saturating_sub(reclaimable)))
     }
 }
 
@@ -100,11 +109,11 @@ fn number_after(text: &str, start: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    const FILES: [(&str, &str); 12] = [
+    const FILES: [(&str, &str); 13] = [
         ("/sys/fs/cgroup/memory.max", "max\n"),
         ("/sys/fs/cgroup/system.slice/memory.max", "4096\n"),
         ("/sys/fs/cgroup/system.slice/memory.current", "3000\n"),
-        ("/sys/fs/cgroup/system.slice/memory.stat", "anon 5\nfile 1000\nfile_mapped 7\n"),
+        ("/sys/fs/cgroup/system.slice/memory.stat", "anon 5\nfile 1200\nshmem 200\nfile_mapped 7\n"),
         ("/sys/fs/cgroup/system.slice/target.service/memory.max", "max\n"),
         ("/sys/fs/cgroup/small/memory.max", "1024\n"),
         ("/sys/fs/cgroup/small/memory.current", "1030\n"),
@@ -112,7 +121,8 @@ mod tests {
         ("/sys/fs/cgroup/idle/memory.current", "100\n"),
         ("/sys/fs/cgroup/idle/memory.stat", "file 300\n"),
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "2048\n"),
-        ("/sys/fs/cgroup/memory/memory.usage_in_bytes", "48\n"),
+        ("/sys/fs/cgroup/memory/memory.usage_in_bytes", "78\n"),
+        ("/sys/fs/cgroup/memory/memory.stat", "cache 0\ntotal_cache 40\ntotal_shmem 10\n"),
     ];
 
     fn read(file: &Path) -> Option<String> {

@@ -122,49 +122,57 @@ fn chunks_of_rows(rows: Range<usize>, row_bytes: usize) -> impl Iterator<Item = 
     rows.clone().step_by(at_once).map(move |first| first..rows.end.min(first + at_once))
 }
 
-/// Reads numbers and converts them. Every stored format widens to f32 exactly.
+/// Reads the part's columns of `rows` and passes each row's bytes, with the row's number, to `use_row`.
+fn for_each_row(
+    tensor: &StoredTensor<'_>,
+    part: &TensorPart,
+    rows: Range<usize>,
+    mut use_row: impl FnMut(usize, &[u8]),
+) -> Result<(), EngineError> {
+    let (row_bytes, wanted_bytes) = (tensor.row_bytes(part), part.columns.len() * tensor.dtype.size());
+    if wanted_bytes == 0 {
+        return Ok(());
+    }
+    let mut bytes = Vec::new();
+    for chunk in chunks_of_rows(rows, row_bytes) {
+        // All bytes from the first requested number of the first row to the last requested one of the last
+        // row, including the others in between.
+        bytes.resize((chunk.len() - 1) * row_bytes + wanted_bytes, 0);
+        tensor.read(tensor.offset(part, chunk.start), &mut bytes)?;
+        for (row, bytes) in chunk.zip(bytes.chunks(row_bytes)) {
+            use_row(row, &bytes[..wanted_bytes]);
+        }
+    }
+    Ok(())
+}
+
+/// Reads numbers and converts them.
 fn read_converted(
     tensor: &StoredTensor<'_>,
     part: &TensorPart,
     rows: Range<usize>,
     mut out: NumbersMut<'_>,
 ) -> Result<(), EngineError> {
-    let (columns, size) = (part.columns.len(), tensor.dtype.size());
-    // All bytes from the first requested number of the first row to the last requested one of the last row,
-    // including the others in between.
-    let row_bytes = tensor.row_bytes(part);
-    let wanted_bytes = columns * size;
-    if wanted_bytes == 0 {
-        return Ok(());
-    }
-    let mut bytes = Vec::new();
-    for chunk in chunks_of_rows(rows.clone(), row_bytes) {
-        bytes.resize((chunk.len() - 1) * row_bytes + wanted_bytes, 0);
-        tensor.read(tensor.offset(part, chunk.start), &mut bytes)?;
-        for (row, bytes) in chunk.zip(bytes.chunks(row_bytes)) {
-            let bytes = &bytes[..wanted_bytes];
-            let at = (row - rows.start) * columns;
-            let pairs = || bytes.as_chunks::<2>().0.iter();
-            match tensor.dtype {
-                StoredDtype::F32 => {
-                    out.put(at, bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)))
-                }
-                StoredDtype::F16 => out.put(at, pairs().map(|b| half::f16::from_le_bytes(*b).to_f32())),
-                StoredDtype::Bf16 => out.put(at, pairs().map(|b| bf16::from_le_bytes(*b).to_f32())),
-                StoredDtype::Fp8 => out.put(at, bytes.iter().map(|&byte| fp8::widen(byte))),
-            }
-        }
-    }
-    Ok(())
+    let (first, columns) = (rows.start, part.columns.len());
+    for_each_row(tensor, part, rows, |row, bytes| {
+        put_widened(&mut out, (row - first) * columns, tensor.dtype, bytes);
+    })
 }
 
-/// Decodes element by element from bytes, since their alignment is not guaranteed.
-fn to_f32(dtype: StoredDtype, bytes: &[u8]) -> Vec<f32> {
+/// Widens stored numbers to f32, which is exact, and writes them to `out` from index `at` on. Decodes element
+/// by element from bytes, since their alignment is not guaranteed.
+fn put_widened(out: &mut NumbersMut<'_>, at: usize, dtype: StoredDtype, bytes: &[u8]) {
     let pairs = || bytes.as_chunks::<2>().0.iter();
     match dtype {
-        StoredDtype::F32 => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-        StoredDtype::F16 => pairs().map(|b| half::f16::from_le_bytes(*b).to_f32()).collect(),
-        StoredDtype::Bf16 => pairs().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
-        StoredDtype::Fp8 => bytes.iter().map(|&byte| fp8::widen(byte)).collect(),
+        StoredDtype::F32 => out.put(at, bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b))),
+        StoredDtype::F16 => out.put(at, pairs().map(|b| half::f16::from_le_bytes(*b).to_f32())),
+        StoredDtype::Bf16 => out.put(at, pairs().map(|b| bf16::from_le_bytes(*b).to_f32())),
+        StoredDtype::Fp8 => out.put(at, bytes.iter().map(|&byte| fp8::widen(byte))),
     }
+}
+
+fn to_f32(dtype: StoredDtype, bytes: &[u8]) -> Vec<f32> {
+    let mut numbers = vec![0.0; bytes.len() / dtype.size()];
+    put_widened(&mut NumbersMut::F32(&mut numbers), 0, dtype, bytes);
+    numbers
 }

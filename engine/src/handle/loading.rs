@@ -2,7 +2,6 @@
 //! a configuration.
 
 use std::marker::PhantomData;
-use std::path::Path;
 
 use cpu_kernels::{BLOCK_SIZE, MatrixFormat, Threads};
 
@@ -15,6 +14,7 @@ use crate::kv_limits::max_model_len;
 use crate::load::{Loaded, MAX_THREADS, load_on_cpu};
 use crate::model_config::fields::read_file;
 use crate::model_config::{CONFIG_FILE, ModelConfig};
+use crate::model_name::model_name;
 use crate::numerics_id::{NumericsClass, NumericsParts};
 use crate::options::{EngineInfo, EngineStats, LoadOptions};
 use crate::weights::{Checkpoint, Formats, ModelSpec, RandomTensors, TensorSource};
@@ -141,7 +141,7 @@ impl Engine {
             device_class,
         };
         let info = EngineInfo {
-            model_id: model_id(config, &options.model_dir),
+            model_id: model_name(config.name.as_deref(), &options.model_dir),
             vocab_size: config.vocab_size as u32,
             max_model_len: max_model_len(options, config, Some((loaded.kv_size, loaded.kv_blocks)))?,
             eos_token_ids: config.eos_token_ids.clone(),
@@ -187,13 +187,4 @@ fn check_threads(options: &LoadOptions) -> Result<(), EngineError> {
         return Err(EngineError::BadOption { option: "threads", value: options.threads.to_string(), reason });
     }
     Ok(())
-}
-
-/// Name of the model. `_name_or_path` may be the path of the training run, which is not a name.
-fn model_id(config: &ModelConfig, model_dir: &Path) -> String {
-    let is_name = |name: &&String| !name.is_empty() && !name.starts_with(['/', '.', '~']);
-    config.name.as_ref().filter(is_name).cloned().unwrap_or_else(|| {
-        let absolute = std::path::absolute(model_dir).unwrap_or_else(|_| model_dir.to_owned());
-        absolute.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
-    })
 }

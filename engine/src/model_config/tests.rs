@@ -42,6 +42,22 @@ fn defaults_are_those_of_transformers() {
 }
 
 #[test]
+fn transforms_of_activations_are_refused() {
+    let with = |locations: [&str; 2]| {
+        let apply = locations.map(|location| json!({"targets": ["Linear"], "location": location}));
+        let groups = json!({"R1": {"type": "hadamard", "apply": [apply[0]]}, "R4": {"apply": [apply[1]]}});
+        parse(json!({"quantization_config": {"transform_config": {"config_groups": groups}}}))
+    };
+    assert!(with(["weight_output", "weight_input"]).is_ok(), "they are part of the stored weights");
+    for location in ["input", "output", "k_cache", "q_attn"] {
+        let error = with(["weight_input", location]).unwrap_err().to_string();
+        assert!(error.contains("`quantization_config.transform_config`"), "{error}");
+        assert!(error.contains(location) && error.contains("without such transforms"), "{error}");
+    }
+    assert!(parse(json!({"quantization_config": {"transform_config": {}}})).is_ok());
+}
+
+#[test]
 fn windows_by_family() {
     assert_eq!(windows(json!({"sliding_window": 5})), [None; 4], "llama has none");
     let mistral = |window| json!({"architectures": ["MistralForCausalLM"], "sliding_window": window});

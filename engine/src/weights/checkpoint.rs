@@ -10,6 +10,7 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use super::fp8::{self, Granularity, StoredScales};
 use super::source::TensorPart;
 use crate::EngineError;
+use crate::lfs_pointer::check_lfs_pointer;
 use crate::model_config::ModelConfig;
 use crate::model_config::fields::{Fields, read_json_object};
 
@@ -18,6 +19,8 @@ const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// Size of the header length at the start of a file.
 const LENGTH_BYTES: u64 = 8;
+/// Enough of a file's start to recognize a pointer of Git LFS.
+const START_BYTES: usize = 32;
 /// A header of this size can name a hundred thousand tensors; a longer one is refused.
 const MAX_HEADER_BYTES: u64 = 32 << 20;
 
@@ -286,8 +289,11 @@ impl ShardFile {
     fn read_header(&self) -> Result<HashMap<String, Location>, HeaderError> {
         let broken = |reason: String| HeaderError::Broken(reason);
         let max_len = self.len.checked_sub(LENGTH_BYTES).ok_or_else(|| broken("no header".to_owned()))?;
+        let mut start = vec![0; START_BYTES.min(self.len as usize)];
+        self.read(0, &mut start)?;
+        check_lfs_pointer(&start).map_err(|error| broken(error.to_string()))?;
         let mut length = [0; LENGTH_BYTES as usize];
-        self.read(0, &mut length)?;
+        length.copy_from_slice(&start[..LENGTH_BYTES as usize]);
         let header_len = u64::from_le_bytes(length);
         if header_len > max_len.min(MAX_HEADER_BYTES) {
             let reason =

@@ -118,11 +118,13 @@ mod tests {
             num_cases += 1;
             let config = ModelConfig::load(&dir).unwrap();
             let checkpoint = Checkpoint::open(&dir, &config).unwrap();
-            let mut implied = Vec::new();
+            let (mut implied, mut num_parameters) = (Vec::new(), 0);
             for (name, shape) in config.tensors() {
                 checkpoint.tensor(&name, &shape).unwrap();
+                num_parameters += shape.iter().product::<usize>() as u64;
                 implied.push(name);
             }
+            assert_eq!(config.num_parameters(), num_parameters, "{}", dir.display());
             let mut stored: Vec<&str> = checkpoint.names().collect();
             implied.sort();
             stored.sort_unstable();

@@ -8,7 +8,7 @@ use std::ops::Range;
 use cpu_kernels::NumbersMut;
 
 use super::checkpoint::StoredTensor;
-use super::{TensorPart, chunks_of_rows, to_f32};
+use super::{TensorPart, for_each_row, to_f32};
 use crate::EngineError;
 
 /// Suffixes of a scale tensor's name, after the matrix's name.
@@ -94,20 +94,13 @@ pub(super) fn read(
     if columns == 0 || rows.is_empty() {
         return Ok(());
     }
-    let first_row = part.rows.start;
+    let (first_row, first) = (part.rows.start, rows.start);
     let scales = scales.read(first_row + rows.start..first_row + rows.end, part.shape[1])?;
-    let row_bytes = tensor.row_bytes(part);
-    let mut bytes = Vec::new();
-    for chunk in chunks_of_rows(rows.clone(), row_bytes) {
-        bytes.resize((chunk.len() - 1) * row_bytes + columns, 0);
-        tensor.read(tensor.offset(part, chunk.start), &mut bytes)?;
-        for (row, bytes) in chunk.zip(bytes.chunks(row_bytes)) {
-            let scale = |column| scales.of(first_row + row, part.columns.start + column);
-            let number = |(column, &byte): (usize, &u8)| widen(byte) * scale(column);
-            out.put((row - rows.start) * columns, bytes[..columns].iter().enumerate().map(number));
-        }
-    }
-    Ok(())
+    for_each_row(tensor, part, rows, |row, codes| {
+        let scale = |column| scales.of(first_row + row, part.columns.start + column);
+        let number = |(column, &code): (usize, &u8)| widen(code) * scale(column);
+        out.put((row - first) * columns, codes.iter().enumerate().map(number));
+    })
 }
 
 /// Widens an eight-bit float to f32, exactly. Inlined across codegen units, since it is called for each

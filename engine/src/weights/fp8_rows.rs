@@ -9,7 +9,7 @@ use cpu_kernels::{KernelError, NumbersMut, RowBlocks};
 
 use super::checkpoint::StoredTensor;
 use super::fp8::{StoredScales, widen};
-use super::{StackedRows, TensorPart, TensorSource, chunks_of_rows};
+use super::{StackedRows, TensorPart, TensorSource, chunks_of_rows, for_each_row};
 use crate::EngineError;
 
 /// The largest number: exponent 8, fraction 6/8. A fraction of 7/8 would be a NaN.
@@ -62,21 +62,14 @@ pub(super) fn read(
     rows: Range<usize>,
     mut out: Fp8Rows<'_>,
 ) -> Result<(), EngineError> {
-    let scales = scales.read(part.rows.start + rows.start..part.rows.start + rows.end, part.shape[1])?;
-    let whole = whole_rows(part);
-    let row_bytes = tensor.row_bytes(&whole);
-    let mut bytes = Vec::new();
-    for chunk in chunks_of_rows(rows.clone(), row_bytes) {
-        bytes.resize(chunk.len() * row_bytes, 0);
-        tensor.read(tensor.offset(&whole, chunk.start), &mut bytes)?;
-        for (row, codes) in chunk.zip(bytes.chunks_exact(row_bytes.max(1))) {
-            let scale = scales.of(part.rows.start + row, 0);
-            // Checks whole rows, so that ranks that share a row agree.
-            let scale = if codes.iter().any(|code| code & 0x7f == 0x7f) { f32::NAN } else { scale };
-            out.put(row - rows.start, &codes[part.columns.clone()], scale);
-        }
-    }
-    Ok(())
+    let (first_row, first) = (part.rows.start, rows.start);
+    let scales = scales.read(first_row + rows.start..first_row + rows.end, part.shape[1])?;
+    // Reads whole rows, so that ranks that share a row agree on whether it has a NaN.
+    for_each_row(tensor, &whole_rows(part), rows, |row, codes| {
+        let has_nan = codes.iter().any(|code| code & 0x7f == 0x7f);
+        let scale = if has_nan { f32::NAN } else { scales.of(first_row + row, 0) };
+        out.put(row - first, &codes[part.columns.clone()], scale);
+    })
 }
 
 /// Quantizes rows that are not stored as FP8: the largest number of a whole row becomes 448.

@@ -80,6 +80,13 @@ fn missing_and_truncated_files_are_named() {
     missing("config.json", "llama_tied");
     missing("model.safetensors", "llama_tied");
     missing("model-00002-of-00002.safetensors", "mistral_window");
+    // The file may be absent, but a link to it must lead somewhere.
+    let copy = Copy::of("qwen3_norms");
+    let generation_config = copy.path("generation_config.json");
+    std::fs::remove_file(&generation_config).unwrap();
+    assert!(copy.load().is_ok());
+    std::os::unix::fs::symlink("missing", &generation_config).unwrap();
+    copy.assert_refused(&["generation_config.json", "No such file"]);
 
     let copy = Copy::of("llama_tied");
     let bytes = std::fs::read(copy.path("model.safetensors")).unwrap();
@@ -87,6 +94,9 @@ fn missing_and_truncated_files_are_named() {
         std::fs::write(copy.path("model.safetensors"), &bytes[..len]).unwrap();
         copy.assert_refused(&["model.safetensors", "truncated or not a safetensors file"]);
     }
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4000000000\n";
+    std::fs::write(copy.path("model.safetensors"), pointer).unwrap();
+    copy.assert_refused(&["model.safetensors", "git lfs pull"]);
     std::fs::remove_file(copy.path("model.safetensors")).unwrap();
     std::fs::create_dir(copy.path("model.safetensors")).unwrap();
     copy.assert_refused(&["model.safetensors"]);

@@ -4,17 +4,14 @@
 use std::path::Path;
 
 use engine::{Engine, LoadOptions, WeightFormat};
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::golden_dir;
-
-/// Name, stored format, shape and bytes.
-type Tensor = (String, Dtype, Vec<usize>, Vec<u8>);
+use crate::support::{Tensors, golden_dir, read_tensors, write_tensors};
 
 /// A copy of a golden checkpoint with one file of tensors, with changes.
-fn changed(case: &str, config: Value, change: impl FnOnce(&mut Vec<Tensor>)) -> TempDir {
+fn changed(case: &str, config: Value, change: impl FnOnce(&mut Tensors)) -> TempDir {
     let (from, dir) = (golden_dir().join(case), TempDir::new().unwrap());
     let mut object: Value =
         serde_json::from_slice(&std::fs::read(from.join("config.json")).unwrap()).unwrap();
@@ -22,18 +19,9 @@ fn changed(case: &str, config: Value, change: impl FnOnce(&mut Vec<Tensor>)) -> 
         object[name] = value.clone();
     }
     std::fs::write(dir.path().join("config.json"), object.to_string()).unwrap();
-    let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
-    let stored = SafeTensors::deserialize(&bytes).unwrap();
-    let mut tensors: Vec<Tensor> = stored
-        .iter()
-        .map(|(name, view)| (name.to_owned(), view.dtype(), view.shape().to_vec(), view.data().to_vec()))
-        .collect();
+    let mut tensors = read_tensors(&from);
     change(&mut tensors);
-    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
-        (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
-    });
-    std::fs::write(dir.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap())
-        .unwrap();
+    write_tensors(dir.path(), &tensors);
     dir
 }
 
@@ -104,9 +92,13 @@ fn unsupported_quantizations_are_named() {
         });
         load(dir.path(), WeightFormat::AsStored).unwrap_err()
     };
-    let error = without_matrix(&awq);
-    for words in ["up_proj.weight` is missing", "awq", "only FP8 is supported"] {
-        assert!(error.contains(words), "{error}");
+    let mlx = json!({"quantization_config": {"group_size": 64, "bits": 4}});
+    for (config, method) in [(awq, "(awq)"), (mlx, "(4 bits)")] {
+        let error = without_matrix(&config);
+        for words in ["up_proj.weight` is missing", method, "only FP8 is supported"] {
+            assert!(error.contains(words), "{error}");
+        }
     }
-    assert!(!without_matrix(&fp8).contains("only FP8"), "{error}");
+    let error = without_matrix(&fp8);
+    assert!(!error.contains("only FP8"), "{error}");
 }

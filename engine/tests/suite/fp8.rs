@@ -2,16 +2,15 @@
 //! FP8 weights they equal the oracle's, on any number of ranks and with ballast. Missing scales and scales of
 //! unsupported shape are rejected by name.
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::sync::LazyLock;
 
 use engine::{Engine, LoadOptions, Oracle, WeightFormat};
 use half::bf16;
-use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize_to_file};
+use safetensors::tensor::Dtype;
 
 use crate::quantized::{Task, compare, tasks};
-use crate::support::{demo_dir, feed, golden_dir, load};
+use crate::support::{Tensors, demo_dir, feed, golden_dir, load, read_tensors, write_tensors};
 
 /// The numbers that share a scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -71,9 +70,6 @@ fn quantize(numbers: &[f32], [rows, columns]: [usize; 2], granularity: ScaleGran
     Quantized { bytes, scales, scale_shape, numbers }
 }
 
-/// Names, formats, shapes and bytes of a file's tensors.
-pub(crate) type Tensors = Vec<(String, Dtype, Vec<usize>, Vec<u8>)>;
-
 /// Writes a checkpoint with FP8 projections, and one with the dequantized numbers.
 fn write_both(from: &Path, granularity: ScaleGranularity, fp8_dir: &Path, plain_dir: &Path) {
     write_both_of(from, granularity, (fp8_dir, plain_dir), |name| name.ends_with("_proj.weight"));
@@ -86,51 +82,32 @@ fn write_both_of(
     (fp8_dir, plain_dir): (&Path, &Path),
     is_chosen: impl Fn(&str) -> bool,
 ) {
-    let file = std::fs::read(from.join("model.safetensors")).unwrap();
     let (mut fp8, mut plain): (Tensors, Tensors) = (Vec::new(), Vec::new());
-    for (name, view) in SafeTensors::deserialize(&file).unwrap().tensors() {
-        let whole = (name.clone(), view.dtype(), view.shape().to_vec(), view.data().to_vec());
+    for (name, dtype, shape, bytes) in read_tensors(from) {
         if !is_chosen(&name) {
+            let whole = (name, dtype, shape, bytes);
             fp8.push(whole.clone());
             plain.push(whole);
             continue;
         }
-        let numbers: Vec<f32> = match view.dtype() {
+        let numbers: Vec<f32> = match dtype {
             Dtype::BF16 => {
-                let stored: Vec<bf16> = bytemuck::pod_collect_to_vec(view.data());
+                let stored: Vec<bf16> = bytemuck::pod_collect_to_vec(&bytes);
                 stored.into_iter().map(bf16::to_f32).collect()
             }
-            _ => bytemuck::pod_collect_to_vec(view.data()),
+            _ => bytemuck::pod_collect_to_vec(&bytes),
         };
-        let shape = [view.shape()[0], view.shape()[1]];
-        let Quantized { bytes, scales, scale_shape, numbers } = quantize(&numbers, shape, granularity);
+        let matrix = [shape[0], shape[1]];
+        let Quantized { bytes, scales, scale_shape, numbers } = quantize(&numbers, matrix, granularity);
         let end = if granularity == ScaleGranularity::Block { "_scale_inv" } else { "_scale" };
-        fp8.push((name.clone(), Dtype::F8_E4M3, shape.to_vec(), bytes));
+        fp8.push((name.clone(), Dtype::F8_E4M3, shape.clone(), bytes));
         fp8.push((format!("{name}{end}"), Dtype::BF16, scale_shape, bytemuck::cast_slice(&scales).to_vec()));
-        plain.push((name, Dtype::F32, shape.to_vec(), bytemuck::cast_slice(&numbers).to_vec()));
+        plain.push((name, Dtype::F32, shape, bytemuck::cast_slice(&numbers).to_vec()));
     }
     for (dir, tensors) in [(fp8_dir, fp8), (plain_dir, plain)] {
-        write(dir, &tensors);
+        write_tensors(dir, &tensors);
         std::fs::copy(from.join("config.json"), dir.join("config.json")).unwrap();
     }
-}
-
-/// Writes a checkpoint's tensors to one file.
-pub(crate) fn write(dir: &Path, tensors: &Tensors) {
-    let view = |stored| {
-        let (name, dtype, shape, bytes): &(String, Dtype, Vec<usize>, Vec<u8>) = stored;
-        (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
-    };
-    let views: HashMap<String, TensorView<'_>> = tensors.iter().map(view).collect();
-    serialize_to_file(views, None, &dir.join("model.safetensors")).unwrap();
-}
-
-fn tensors_of(dir: &Path) -> Tensors {
-    let file = std::fs::read(dir.join("model.safetensors")).unwrap();
-    let copy = |(name, view): (String, TensorView<'_>)| {
-        (name, view.dtype(), view.shape().to_vec(), view.data().to_vec())
-    };
-    SafeTensors::deserialize(&file).unwrap().tensors().into_iter().map(copy).collect()
 }
 
 fn options(dir: &Path, weights: WeightFormat, tensor_parallel: usize) -> LoadOptions {
@@ -279,10 +256,10 @@ fn block_scales_are_rejected_for_fp8_weights() {
 fn a_nan_code_makes_logits_nan() {
     let (fp8, plain) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write_both(&golden_dir().join("llama_tied"), ScaleGranularity::Row, fp8.path(), plain.path());
-    let mut tensors = tensors_of(fp8.path());
+    let mut tensors = read_tensors(fp8.path());
     let down = tensors.iter_mut().find(|(name, ..)| name == "model.layers.0.mlp.down_proj.weight").unwrap();
     down.3[1] = 0xff;
-    write(fp8.path(), &tensors);
+    write_tensors(fp8.path(), &tensors);
     for ranks in [1, 2] {
         let mut engine = Engine::load(&options(fp8.path(), WeightFormat::Fp8, ranks)).unwrap();
         let found = logits(&mut engine);
@@ -296,9 +273,9 @@ fn bad_scales_are_rejected_by_name() {
     let (fp8, plain) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let refusal = |change: &dyn Fn(&mut Tensors)| {
         write_both(&golden_dir().join("llama_tied"), ScaleGranularity::Row, fp8.path(), plain.path());
-        let mut tensors = tensors_of(fp8.path());
+        let mut tensors = read_tensors(fp8.path());
         change(&mut tensors);
-        write(fp8.path(), &tensors);
+        write_tensors(fp8.path(), &tensors);
         let [numbers, as_fp8] = [WeightFormat::AsStored, WeightFormat::Fp8].map(|weights| {
             Engine::load(&options(fp8.path(), weights, 1)).err().map(|error| error.to_string())
         });

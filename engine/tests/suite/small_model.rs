@@ -9,8 +9,7 @@ use half::bf16;
 use safetensors::tensor::Dtype;
 use serde_json::json;
 
-use crate::fp8::{Tensors, write};
-use crate::support::Random;
+use crate::support::{Random, Tensors, write_tensors};
 
 const VOCAB: usize = 300;
 const HIDDEN: usize = 64;
@@ -54,7 +53,7 @@ pub(crate) fn write_small_model(dir: &Path, num_layers: usize) {
             tensors.push(tensor(name, &[outputs, inputs], matrices));
         }
     }
-    write(dir, &tensors);
+    write_tensors(dir, &tensors);
     let config = json!({
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

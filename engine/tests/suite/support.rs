@@ -1,8 +1,11 @@
-//! Helpers shared by the engine's tests: golden cases, the bundled pair, loading, forwards and greedy choice.
+//! Helpers shared by the engine's tests: golden cases, the bundled pair, files of tensors, loading, forwards
+//! and greedy choice.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use engine::{Engine, LoadOptions, SequenceRows, SlotId, TokenId, WeightFormat};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize_to_file};
 
 /// Names of the golden checkpoints, sorted.
 pub(crate) fn golden_cases() -> Vec<String> {
@@ -26,6 +29,28 @@ pub(crate) fn golden_dir() -> PathBuf {
 /// Directory of a model of the bundled pair.
 pub(crate) fn demo_dir(role: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo").join(role)
+}
+
+/// Names, formats, shapes and bytes of a file's tensors.
+pub(crate) type Tensors = Vec<(String, Dtype, Vec<usize>, Vec<u8>)>;
+
+/// Reads the tensors of a checkpoint with one file.
+pub(crate) fn read_tensors(dir: &Path) -> Tensors {
+    let file = std::fs::read(dir.join("model.safetensors")).unwrap();
+    let copy = |(name, view): (String, TensorView<'_>)| {
+        (name, view.dtype(), view.shape().to_vec(), view.data().to_vec())
+    };
+    SafeTensors::deserialize(&file).unwrap().tensors().into_iter().map(copy).collect()
+}
+
+/// Writes a checkpoint's tensors to one file.
+pub(crate) fn write_tensors(dir: &Path, tensors: &Tensors) {
+    let view = |stored| {
+        let (name, dtype, shape, bytes): &(String, Dtype, Vec<usize>, Vec<u8>) = stored;
+        (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+    };
+    let views: HashMap<String, TensorView<'_>> = tensors.iter().map(view).collect();
+    serialize_to_file(views, None, &dir.join("model.safetensors")).unwrap();
 }
 
 /// Loads a model with KV memory for a few thousand tokens.
