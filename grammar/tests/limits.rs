@@ -229,6 +229,29 @@ fn what_no_output_matches_is_refused() {
     assert_accepted(vec![("an empty output", regex("a?")), ("only the empty output", lark("start: \"\""))]);
 }
 
+/// The parser computes with 64-bit floats, which do not hold every integer beyond 2^53.
+#[test]
+fn integers_that_the_parser_would_change_are_refused() {
+    let largest_safe = (1_i64 << 53) - 1;
+    let beyond = largest_safe + 2;
+    let bounded = |keyword: &str, bound: i64| json_schema(&json!({ "type": "integer", keyword: bound }));
+    assert_refused(vec![
+        ("const", json_schema(&json!({ "const": beyond })), "const 9007199254740993: "),
+        ("enum", json_schema(&json!({ "enum": ["a", { "ids": [-beyond] }] })), "enum -9007199254740993: "),
+        ("unsigned", json_schema(&json!({ "const": u64::MAX })), "const 18446744073709551615: "),
+        ("minimum", bounded("minimum", beyond), "minimum 9007199254740993: "),
+        ("exclusiveMaximum", bounded("exclusiveMaximum", beyond), "exclusiveMaximum 9007199254740993: "),
+    ]);
+    assert_accepted(vec![
+        ("constants", json_schema(&json!({ "enum": [beyond - 1, i64::MAX, -largest_safe, 1.5, "a"] }))),
+        (
+            "JavaScript's integers",
+            json_schema(&json!({ "type": "integer", "minimum": -largest_safe, "maximum": largest_safe })),
+        ),
+        ("unsigned", json_schema(&json!({ "type": "integer", "minimum": 0, "maximum": u64::MAX }))),
+    ]);
+}
+
 #[test]
 fn large_and_ordinary_grammars_compile() {
     let choices: Vec<String> = (0..9_000).map(|i| format!("v{i}")).collect();

@@ -96,8 +96,10 @@ impl ChatTemplate {
             environment.add_filter(name, length);
         }
         environment.add_test("sequence", is_sequence);
+        // As in Jinja, which normalizes the line ends of a template.
+        let unix_lines = source.replace("\r\n", "\n").replace('\r', "\n");
         environment
-            .add_template_owned(NAME, tags::without_generation_tags(source).into_owned())
+            .add_template_owned(NAME, tags::without_generation_tags(&unix_lines).into_owned())
             .map_err(|error| ModelTextError::ChatTemplate { reason: describe(&error) })?;
         Ok(Self {
             source: source.to_owned(),

@@ -6,6 +6,7 @@
 //! second each. The checks themselves use no recursion and time linear in the text, apart from references.
 
 mod graph;
+mod integers;
 mod lark;
 mod multiple_of;
 mod patterns;

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::check_nesting;
 use super::graph::children_first;
+use super::integers;
 use super::multiple_of::MultipleOf;
 use super::patterns::Repetitions;
 use crate::GrammarError;
@@ -54,6 +55,9 @@ pub(super) fn check(schema: &Value, repetitions: &mut Repetitions) -> Result<(),
     for node in &schema.nodes {
         let mut patterns = node.names("patternProperties").chain(node.text("pattern"));
         patterns.try_for_each(|pattern| repetitions.add(pattern))?;
+        if let Some(keywords) = node.keywords {
+            integers::check(keywords)?;
+        }
     }
     let mut totals = Totals::default();
     let mut sizes = vec![Size::default(); schema.nodes.len()];

@@ -1,5 +1,6 @@
-//! Conversations in which an assistant's message has tool calls and no content. The client sent null, and
-//! templates distinguish null from an empty text; but some fail on null, or write it as a word.
+//! Conversations in which an assistant's message has tool calls. If it has no content, the client sent null,
+//! and templates distinguish null from an empty text; but some fail on null, or write it as a word. The
+//! arguments of calls are objects; but some templates append them to a text, which fails.
 
 use std::collections::HashSet;
 
@@ -13,10 +14,27 @@ use crate::TextError;
 const NULL_WORD: &str = "None";
 
 impl ChatTemplate {
+    /// Renders a conversation. Arguments of calls are passed as objects, or as JSON texts if the template
+    /// fails on objects (DeepSeek's).
+    pub(crate) fn render_calls(
+        &self,
+        messages: &[ConversationMessage],
+        extra: &Map<String, Value>,
+    ) -> Result<String, TextError> {
+        let with_objects = self.render_content(messages, extra);
+        if !matches!(with_objects, Err(TextError::Conversation(_))) {
+            return with_objects;
+        }
+        match with_arguments_as_text(messages) {
+            Some(with_texts) => self.render_content(&with_texts, extra).or(with_objects),
+            None => with_objects,
+        }
+    }
+
     /// Renders a conversation. Content that is null is passed as null, or as an empty text if the template
     /// cannot use null. Refuses a conversation if its template writes calls, but leaves out those of such
     /// messages.
-    pub(crate) fn render_calls(
+    fn render_content(
         &self,
         messages: &[ConversationMessage],
         extra: &Map<String, Value>,
@@ -55,6 +73,21 @@ impl ChatTemplate {
             ))),
         }
     }
+}
+
+/// The conversation with arguments as JSON texts; `None` if it has no calls.
+fn with_arguments_as_text(messages: &[ConversationMessage]) -> Option<Vec<ConversationMessage>> {
+    if messages.iter().all(|message| message.tool_calls.is_empty()) {
+        return None;
+    }
+    let mut messages = messages.to_vec();
+    for call in messages.iter_mut().flat_map(|message| &mut message.tool_calls) {
+        let arguments = call.pointer_mut("/function/arguments");
+        if let Some(arguments) = arguments.filter(|arguments| arguments.is_object()) {
+            *arguments = Value::String(arguments.to_string());
+        }
+    }
+    Some(messages)
 }
 
 /// Names of the tools that messages without content call, as far as every template writes them unchanged.

@@ -1,4 +1,5 @@
-//! Methods of Python's strings that minijinja's own library of them lacks.
+//! Methods of Python's strings that minijinja's own library of them lacks, or has without their names of
+//! arguments.
 
 use minijinja::value::{Kwargs, Tuple, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
@@ -26,6 +27,7 @@ pub(super) fn call_method(
 /// `None` if this file has no such method.
 fn string_method(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Error>> {
     Some(match method {
+        "split" => split(text, args),
         "rsplit" => rsplit(text, args),
         "partition" | "rpartition" => partition(text, method, args),
         "index" | "rindex" => index(text, method, args),
@@ -51,15 +53,43 @@ fn swapped(character: char) -> Vec<char> {
     }
 }
 
-fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
+/// The separator, which is whitespace by default, and the maximum number of parts.
+fn split_arguments(args: &[Value]) -> Result<(Option<String>, usize), Error> {
     let (separator, max_splits, options): (Option<&str>, Option<i64>, Kwargs) = from_args(args)?;
     let separator = separator.or(options.get("sep")?);
     let max_splits = max_splits.or(options.get("maxsplit")?);
     options.assert_all_used()?;
+    if separator == Some("") {
+        return Err(failed("empty separator"));
+    }
     let num_parts = max_splits.and_then(|max| usize::try_from(max).ok()).map_or(usize::MAX, |max| max + 1);
-    let mut parts: Vec<&str> = match separator {
-        Some("") => return Err(failed("empty separator")),
-        Some(separator) => text.rsplitn(num_parts, separator).collect(),
+    Ok((separator.map(str::to_owned), num_parts))
+}
+
+/// minijinja's own does not know the names of the arguments.
+fn split(text: &str, args: &[Value]) -> Result<Value, Error> {
+    let (separator, num_parts) = split_arguments(args)?;
+    let parts: Vec<&str> = match &separator {
+        Some(separator) => text.splitn(num_parts, separator.as_str()).collect(),
+        None => {
+            let (mut parts, mut rest) = (Vec::new(), text.trim_start());
+            while parts.len() + 1 < num_parts
+                && let Some((part, after)) = rest.split_once(char::is_whitespace)
+            {
+                parts.push(part);
+                rest = after.trim_start();
+            }
+            parts.extend((!rest.is_empty()).then_some(rest));
+            parts
+        }
+    };
+    Ok(parts.into_iter().map(Value::from).collect())
+}
+
+fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
+    let (separator, num_parts) = split_arguments(args)?;
+    let mut parts: Vec<&str> = match &separator {
+        Some(separator) => text.rsplitn(num_parts, separator.as_str()).collect(),
         None => {
             let (mut parts, mut rest) = (Vec::new(), text.trim_end());
             while parts.len() + 1 < num_parts && !rest.is_empty() {

@@ -17,6 +17,12 @@ fn expressions_give_what_python_gives() {
         ("'a b  c '.rsplit(none, 1)", "['a b', 'c']"),
         ("' a b'.rsplit()", "['a', 'b']"),
         ("'a,b,c'.rsplit(',', maxsplit=1)", "['a,b', 'c']"),
+        ("'a,b,c'.split(',')", "['a', 'b', 'c']"),
+        ("'a,b,c'.split(',', 1)", "['a', 'b,c']"),
+        ("'a,b,c'.split(sep=',', maxsplit=1)[-1]", "b,c"),
+        ("' a  b c '.split(maxsplit=1)", "['a', 'b c ']"),
+        ("' a  b '.split()", "['a', 'b']"),
+        ("' '.split()", "[]"),
         ("'abc'.partition('b')", "('a', 'b', 'c')"),
         ("'abc'.partition('x')", "('abc', '', '')"),
         ("'a-b-c'.rpartition('-')", "('a-b', '-', 'c')"),
@@ -51,6 +57,8 @@ fn expressions_give_what_python_gives() {
     for (expression, words) in [
         ("'abc'.index('x')", "substring not found"),
         ("[1] | tojson(default=1)", "default"),
+        ("'a'.split('')", "empty separator"),
+        ("'a'.split(limit=1)", "limit"),
         ("'a'.ljust(99999999)", "at most"),
     ] {
         let error = rendered(&format!("{{{{ {expression} }}}}")).unwrap_err().to_string();
@@ -67,6 +75,8 @@ fn statements_give_what_jinja_gives() {
             "{% for n in range(9) %}{% if n == 2 %}{% continue %}{% endif %}{% if n == 4 %}{% break %}{% endif %}{{ n }}{% endfor %}",
             "013",
         ),
+        // Lines of a template that was written on Windows.
+        ("a\r\n{% if true %}\r\nb\r{% endif %}\r\n{{ '\r\nc\\r' }}\r\n", "a\nb\n\nc\r"),
         (
             "{% if tools is none %}no tools{% endif %}{{ '' if documents else ', no documents' }}",
             "no tools, no documents",
@@ -144,6 +154,28 @@ fn templates_see_null_content_if_they_can_use_it() {
             (found, _) => panic!("{body}: {found:?}"),
         }
     }
+}
+
+#[test]
+fn templates_that_need_a_text_see_arguments_as_one() {
+    let call = json!({ "function": { "name": "f", "arguments": { "a": [1, "é"] } } });
+    let message =
+        ConversationMessage { role: "assistant".into(), tool_calls: vec![call], ..Default::default() };
+    let render = |expression: &str| {
+        let source = format!("{{% for c in messages[0].tool_calls %}}f{{{{ {expression} }}}}{{% endfor %}}");
+        let template = ChatTemplate::compile(&source, "", "").unwrap();
+        template.render_calls(std::slice::from_ref(&message), &Map::new())
+    };
+    for (expression, expected) in [
+        // DeepSeek's.
+        ("': ' + c.function.arguments", r#"f: {"a":[1,"é"]}"#),
+        ("c.function.arguments | tojson", r#"f{"a": [1, "é"]}"#),
+        ("c.function.arguments.a[0]", "f1"),
+    ] {
+        assert_eq!(render(expression).unwrap(), expected, "{expression}");
+    }
+    let error = render("c.nothing.more").unwrap_err();
+    assert!(matches!(error, TextError::Conversation(_)), "{error}");
 }
 
 /// One name is part of another, and the first one that is left out is named.
