@@ -1,11 +1,12 @@
-//! A setting that must never be shown, neither in logs nor by `{:?}`.
+//! A setting that must never be shown, neither in logs nor by `{:?}` nor by an error of the configuration.
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// A password or a key.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Secret(String);
 
@@ -18,6 +19,14 @@ impl Secret {
     /// Returns the text, for sending it.
     pub fn expose(&self) -> &str {
         &self.0
+    }
+}
+
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // The library's error for a value of another type repeats the value.
+        let text = String::deserialize(deserializer);
+        text.map(Self).map_err(|_| D::Error::custom("invalid type, expected a text: put it in quotes"))
     }
 }
 

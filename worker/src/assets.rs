@@ -2,6 +2,7 @@
 //! model files.
 
 use std::borrow::Cow;
+use std::io;
 use std::path::Path;
 
 use bytes::Bytes;
@@ -33,7 +34,7 @@ pub enum AssetError {
         /// The file.
         path: String,
         /// The I/O error.
-        source: std::io::Error,
+        source: io::Error,
     },
     /// A file is implausibly large.
     #[error("{path} has {bytes} bytes, at most {MAX_ASSET_BYTES} are accepted")]
@@ -74,16 +75,9 @@ impl Assets {
     pub fn load(model_dir: &Path) -> Result<Self, AssetError> {
         let mut files = Vec::new();
         for name in ASSET_NAMES {
-            let path = model_dir.join(name);
-            let shown = path.display().to_string();
-            let bytes = match std::fs::metadata(&path) {
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-                Ok(metadata) if metadata.len() > MAX_ASSET_BYTES => {
-                    return Err(AssetError::TooLarge { path: shown, bytes: metadata.len() });
-                }
-                _ => std::fs::read(&path).map_err(|source| AssetError::Read { path: shown, source })?,
-            };
-            files.push((described(name, &bytes), Bytes::from(bytes)));
+            if let Some(bytes) = read_file(&model_dir.join(name))? {
+                files.push((described(name, &bytes), Bytes::from(bytes)));
+            }
         }
         Self::with_tokens(model_dir, files)
     }
@@ -137,6 +131,26 @@ impl Assets {
     }
 }
 
+/// Reads a file; `None` if there is none. A link whose file is missing is an error, because without the file
+/// prompts might be others. A link may lead to a device, which would be read without end.
+fn read_file(path: &Path) -> Result<Option<Vec<u8>>, AssetError> {
+    let shown = || path.display().to_string();
+    let failed = |source| AssetError::Read { path: shown(), source };
+    if std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        return Ok(None);
+    }
+    let metadata = std::fs::metadata(path).map_err(failed)?;
+    if !metadata.is_file() {
+        return Err(failed(io::Error::other("it is not a regular file")));
+    }
+    if metadata.len() > MAX_ASSET_BYTES {
+        return Err(AssetError::TooLarge { path: shown(), bytes: metadata.len() });
+    }
+    let bytes = std::fs::read(path).map_err(failed)?;
+    engine::check_lfs_pointer(&bytes).map_err(failed)?;
+    Ok(Some(bytes))
+}
+
 fn token_list(model_dir: &Path, files: &[(v1::Asset, Bytes)]) -> Result<TokenList, AssetError> {
     let broken = |reason: String| AssetError::Tokenizer {
         path: model_dir.join("tokenizer.json").display().to_string(),
@@ -163,6 +177,21 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_file_may_be_missing_but_is_no_device_pointer_or_dangling_link() {
+        assert!(matches!(read_file(Path::new("/dev/no such file")), Ok(None)));
+        let error = read_file(Path::new("/dev/null")).unwrap_err().to_string();
+        assert_eq!(error, "cannot read /dev/null: it is not a regular file");
+        let dir = tempfile::tempdir().unwrap();
+        let (pointer, link) = (dir.path().join("pointer"), dir.path().join("link"));
+        std::fs::write(&pointer, "version https://git-lfs.github.com/spec/v1\noid sha256:0\n").unwrap();
+        std::os::unix::fs::symlink("missing", &link).unwrap();
+        for (path, expected) in [(pointer, "git lfs pull"), (link, "No such file")] {
+            let error = read_file(&path).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
 
     #[test]
     fn the_served_tokenizer_has_the_tokens_of_the_configuration() {

@@ -30,7 +30,7 @@ pub struct WorkerFlags {
     #[arg(long, value_name = "FACTOR")]
     pub time_scale: Option<f64>,
     /// Model name that clients request [default: _name_or_path of config.json unless it is a path, else the
-    /// directory's name]
+    /// repository of a snapshot in Hugging Face's cache, else the directory's name]
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
     /// Compute device: cpu, a GPU as cuda:0, or several GPUs of this machine as cuda:0,1 to split the model
@@ -208,7 +208,7 @@ pub struct WorkerConfig {
     pub model: Option<PathBuf>,
     /// The synthetic engine, if it runs instead of a model.
     pub synthetic: Option<SyntheticConfig>,
-    /// Model name that clients request; `None`: the directory's name.
+    /// Model name that clients request; `None`: as [`engine::model_name`] finds it.
     pub served_model_name: Option<String>,
     /// The compute device.
     pub device: ComputeDevice,

@@ -14,7 +14,7 @@ use crate::task::{Task, take_tasks};
 ///
 /// # Panics
 ///
-/// If the device is unusable: the panic ends the device thread, which marks the process as failed.
+/// If the device is unusable: the panic ends the device thread, and with it the process.
 pub fn on_failed_forward(
     executor: &mut impl StepExecutor,
     tasks: &mut VecDeque<Task>,

@@ -63,9 +63,8 @@ impl Reactor {
             SubMillisTimer::new()?
         };
         let (io_thread, requests) = sync_channel(1);
-        let (hold, driven) = (lifetime.thread("grpc"), Arc::clone(&runtime));
-        std::thread::Builder::new().name("grpc".to_owned()).spawn(move || {
-            let _hold = hold;
+        let driven = Arc::clone(&runtime);
+        lifetime.spawn_essential_thread("grpc", move || {
             for stopped in requests {
                 let Err(_) = driven.block_on(stopped);
             }

@@ -1,9 +1,7 @@
 //! A worker process: load, bind, serve, register. The order matters: a checkpoint that cannot be loaded ends
 //! the process before any port is bound, and a worker is registered only once it can be reached.
 
-use std::io;
 use std::net::SocketAddr;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::Duration;
 
@@ -18,6 +16,7 @@ use service::discovery::Discovery;
 use service::health::{self, Health, serve_admin};
 use service::metrics::Metrics;
 use service::shutdown::Lifetime;
+use service::tls::PresentedCertificates;
 use speculation::Role;
 use speculation::fingerprint::TokenList;
 use tokio::net::TcpListener;
@@ -231,6 +230,12 @@ pub async fn start<M: StepExecutor>(
     let metrics = Metrics::new();
     let worker_metrics = WorkerMetrics::new(&metrics);
     let connections = Connections::new(config.listener, &metrics);
+    PresentedCertificates {
+        listener: config.tls.as_ref(),
+        worker: None,
+        discovery: config.process.discovery.tls.as_ref(),
+    }
+    .register(&metrics);
     let LoadedWorker { executor, facts, assets, draft_ahead, round_trip } = loaded;
     worker_metrics.ballast_parameters.set(i64::try_from(facts.ballast_parameters).unwrap_or(i64::MAX));
     let listener = bind(config.listen).await?;
@@ -245,7 +250,8 @@ pub async fn start<M: StepExecutor>(
     let times = StepTimes::with_batches(&facts.step_times, &facts.batch_times);
     let step_loop =
         StepLoop::new(executor, &times, worker_metrics.clone()).drafting_ahead(draft_ahead, &times);
-    start_device_thread(step_loop, (inbox, reactor), lifetime, health)?;
+    let device_lifetime = lifetime.clone();
+    lifetime.spawn_essential_thread("device", move || step_loop.run(inbox, reactor, &device_lifetime))?;
 
     announce_drain(mailbox.messages.clone(), lifetime);
     let member = registration::member(&facts, assets.as_ref(), config, addresses.listen);
@@ -270,24 +276,6 @@ pub async fn start<M: StepExecutor>(
     health.set_ready();
     tracing::info!(listen = %addresses.listen, admin = %addresses.admin, "ready");
     Ok(addresses)
-}
-
-/// Runs the step loop on its own thread. If it panics, the process fails.
-fn start_device_thread<M: StepExecutor>(
-    step_loop: StepLoop<M>,
-    (inbox, reactor): (mpsc::Receiver<Message>, Reactor),
-    lifetime: &Lifetime,
-    health: &Health,
-) -> io::Result<()> {
-    let (hold, health, lifetime) = (lifetime.thread("device"), health.clone(), lifetime.clone());
-    let run = move || {
-        let _hold = hold;
-        let run = AssertUnwindSafe(|| step_loop.run(inbox, reactor, &lifetime));
-        if catch_unwind(run).is_err() {
-            health.set_failed("the device thread panicked");
-        }
-    };
-    std::thread::Builder::new().name("device".to_owned()).spawn(run).map(drop)
 }
 
 /// Notifies the device thread when the worker drains.

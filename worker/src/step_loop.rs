@@ -369,7 +369,6 @@ impl<M: StepExecutor> StepLoop<M> {
             // A feed that only cuts: no forward could run it, because it has no rows.
             Admission::Run if step.append_ids.is_empty() => {
                 self.ahead.drop_sequence(&mut self.executor, &key);
-                self.executor.truncate(slot, step.base_len);
                 let (cached_len, prompt_logprobs) = (step.base_len, None);
                 (StepOutcome::Run, Some(ReplyBody::Fed { cached_len, prompt_logprobs }))
             }
@@ -399,6 +398,9 @@ impl<M: StepExecutor> StepLoop<M> {
             }
             Admission::Refused(refusal) => (StepOutcome::Refused, Some(ReplyBody::Refused(refusal))),
         };
+        // A higher epoch discards what is cached even if its step does not run. The KV of a sequence without
+        // ids could not be evicted.
+        self.executor.truncate(slot, cached.len());
         entry.cached = Some(cached);
         self.metrics.count(outcome);
         self.answer(key.router, &Reply::to(&step, body?));

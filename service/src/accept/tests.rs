@@ -224,13 +224,19 @@ async fn http2_frames(peer: &mut DuplexStream) -> Vec<u8> {
     types
 }
 
-/// `GET path` as an HTTP/2 headers frame on stream 1, without compression.
-fn http2_get(path: &str) -> Vec<u8> {
+/// `GET path` as an HTTP/2 headers frame on this stream, without compression.
+fn http2_get(stream: u8, path: &str) -> Vec<u8> {
     let mut block = vec![0x82, 0x86, 0x04, path.len() as u8];
     block.extend_from_slice(path.as_bytes());
     block.extend_from_slice(&[0x01, 4]);
     block.extend_from_slice(b"here");
-    [&[0, 0, block.len() as u8, 1, 5, 0, 0, 0, 1], block.as_slice()].concat()
+    [&[0, 0, block.len() as u8, 1, 5, 0, 0, 0, stream], block.as_slice()].concat()
+}
+
+/// An HTTP/2 frame that cancels the request on this stream.
+fn http2_reset(stream: u8) -> Vec<u8> {
+    const CANCEL: u8 = 8;
+    vec![0, 0, 4, 3, 0, 0, 0, 0, stream, 0, 0, 0, CANCEL]
 }
 
 #[tokio::test]
@@ -238,7 +244,7 @@ async fn an_http2_client_hears_at_once_that_the_process_leaves() {
     const GOAWAY: u8 = 7;
     let server = Server::new();
     let (ended, mut peer) = server.connect(|_| ());
-    peer.write_all(&[HTTP2_PREFACE, &http2_get("/")].concat()).await.unwrap();
+    peer.write_all(&[HTTP2_PREFACE, &http2_get(1, "/")].concat()).await.unwrap();
     // Wait for the answer before the process leaves.
     let mut buffer = [0; 512];
     let mut received = Vec::new();
@@ -251,12 +257,37 @@ async fn an_http2_client_hears_at_once_that_the_process_leaves() {
     assert_eq!(ended.await.unwrap(), CloseReason::Finished);
 }
 
+/// A cancelled request does not count as open, but costs work ("rapid reset").
+#[tokio::test]
+async fn an_http2_client_that_cancels_request_after_request_loses_its_connection() {
+    const GOAWAY: u8 = 7;
+    const ENHANCE_YOUR_CALM: [u8; 4] = [0, 0, 0, 11];
+    let server = Server::new();
+    let (ended, mut peer) = server.connect(|_| ());
+    let streams = (0..100).map(|idx| 2 * idx + 1);
+    let requests: Vec<_> = streams.flat_map(|stream| [http2_get(stream, "/"), http2_reset(stream)]).collect();
+    // Fails where the server has closed the connection.
+    drop(peer.write_all(&[HTTP2_PREFACE, &requests.concat()].concat()).await);
+    drop(peer.shutdown().await);
+    let mut received = Vec::new();
+    peer.read_to_end(&mut received).await.unwrap();
+    assert_eq!(ended.await.unwrap(), CloseReason::Finished);
+    let (mut rest, mut reasons) = (received.as_slice(), Vec::new());
+    while let [_, high, low, kind, _, _, _, _, _, others @ ..] = rest {
+        let (payload, next) = others.split_at(usize::from(u16::from_be_bytes([*high, *low])));
+        // The last stream, then the reason.
+        reasons.extend((*kind == GOAWAY).then(|| payload[4..8].to_vec()));
+        rest = next;
+    }
+    assert_eq!(reasons, [ENHANCE_YOUR_CALM]);
+}
+
 /// A panic in one is logged, and a shutdown waits for it and names it.
 #[tokio::test]
 async fn http2_requests_are_tasks_of_the_lifetime() {
     let server = Server::new();
     let (ended, mut peer) = server.connect(|_| ());
-    peer.write_all(&[HTTP2_PREFACE, &http2_get("/silent")].concat()).await.unwrap();
+    peer.write_all(&[HTTP2_PREFACE, &http2_get(1, "/silent")].concat()).await.unwrap();
     let mut buffer = [0; 512];
     let mut received = Vec::new();
     while !received.windows(5).any(|bytes| bytes == b"first") {
@@ -277,7 +308,7 @@ async fn an_http2_client_without_a_window_loses_its_answer_and_then_the_connecti
         timeouts.write = SHORT;
         timeouts.idle = SHORT;
     });
-    peer.write_all(&[HTTP2_PREFACE, &http2_get("/endless")].concat()).await.unwrap();
+    peer.write_all(&[HTTP2_PREFACE, &http2_get(1, "/endless")].concat()).await.unwrap();
     // The peer reads every frame but grants no further window.
     let (_frames, ended) = tokio::join!(http2_frames(&mut peer), ended);
     assert_eq!(ended.unwrap(), CloseReason::IdleTimeout);

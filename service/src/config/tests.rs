@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::help::with_defaults;
 use super::{ConfigError, Faults, RawConfig, layers::Environment, resolve};
+use crate::process::RawProcess;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Raw {
@@ -264,6 +265,33 @@ fn a_fault_in_a_map_hides_no_other() {
         );
     }
     assert!(error.starts_with("bad configuration, 4 faults:"), "{error}");
+}
+
+#[test]
+fn a_secret_without_quotes_is_not_repeated() {
+    #[derive(Debug, Default, Serialize, Deserialize)]
+    struct Whole {
+        #[serde(flatten)]
+        process: RawProcess,
+    }
+    impl RawConfig for Whole {
+        type Config = Self;
+
+        fn validate(self, _: &mut Faults) -> Option<Self> {
+            Some(self)
+        }
+    }
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(b"discovery_password = 81549300\n").unwrap();
+    let environment = Environment::new("TEST_", std::iter::empty());
+    let error = resolve::<Whole>(&Flags::default(), Some(file.path()), environment).unwrap_err().to_string();
+    assert!(error.contains("discovery_password (set in") && error.contains("put it in quotes"), "{error}");
+    assert!(!error.contains("81549300"), "{error}");
+
+    // A variable needs no quotes.
+    let variables = [("TEST_DISCOVERY_PASSWORD".to_owned(), "81549300".to_owned())];
+    let environment = Environment::new("TEST_", variables.into_iter());
+    resolve::<Whole>(&Flags::default(), None, environment).unwrap();
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod description;
 mod exposition;
 mod name;
 mod reference;
+mod scraped;
 mod traced;
 
 use std::collections::BTreeSet;
@@ -22,6 +23,7 @@ use prometheus_client::metrics::family::MetricConstructor;
 use prometheus_client::registry::{Metric, Registry};
 
 use description::{Registered, label_names};
+use scraped::ScrapedGauges;
 
 pub use description::{Label, LabelDescription, LabelValues, MetricDescription};
 pub use exposition::Exposition;
@@ -31,6 +33,7 @@ pub use prometheus_client::metrics::counter::Counter;
 pub use prometheus_client::metrics::family::Family;
 pub use prometheus_client::metrics::histogram::Histogram;
 pub use reference::reference;
+pub use scraped::ReadGauge;
 pub use traced::{TracedHistogram, TracedHistogramFamily};
 
 /// A gauge with integer values.
@@ -94,6 +97,11 @@ impl Metrics {
     /// Registers gauges with integer values, a common name and different labels.
     pub fn gauge_family<L: Labels>(&self, name: &GaugeName) -> Family<L, Gauge> {
         self.register(name.name, name.registered(label_names::<L>), Family::default())
+    }
+
+    /// Registers gauges as [`Self::gauge_family`] does, which are read at each scrape.
+    pub fn scraped_gauges<L: Labels>(&self, name: &GaugeName, series: Vec<(L, ReadGauge)>) {
+        drop(self.register(name.name, name.registered(label_names::<L>), ScrapedGauges::new(series)));
     }
 
     /// Registers gauges with fractional values, a common name and different labels.

@@ -18,7 +18,8 @@ mod signal;
 mod tests;
 
 use std::any::Any;
-use std::panic::{AssertUnwindSafe, resume_unwind};
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,7 +59,7 @@ struct Inner {
     work: Gate,
     /// Tasks and threads: the shutdown waits for them.
     tasks: Gate,
-    /// The first essential task that panicked; shared with parents and children.
+    /// The first essential task or thread that panicked; shared with parents and children.
     failed: Arc<watch::Sender<Option<&'static str>>>,
 }
 
@@ -121,13 +122,33 @@ impl Lifetime {
         let failed = Arc::clone(&self.inner.failed);
         self.spawn(name, async move {
             AssertUnwindSafe(future).catch_unwind().await.unwrap_or_else(|payload| {
-                failed.send_if_modified(|first| first.is_none() && first.replace(name).is_none());
+                report_panicked(&failed, name);
                 resume_unwind(payload)
             })
         })
     }
 
-    /// Resolves once an essential task has panicked, with its name.
+    /// [`spawn_essential`](Self::spawn_essential) for work that blocks: runs `body` on its own thread, which
+    /// holds the gate open under `name` until it ends.
+    ///
+    /// The thread is not cancelled from outside, either.
+    pub fn spawn_essential_thread(
+        &self,
+        name: &'static str,
+        body: impl FnOnce() + Send + 'static,
+    ) -> io::Result<()> {
+        let (hold, failed) = (self.thread(name), Arc::clone(&self.inner.failed));
+        let run = move || {
+            let _hold = hold;
+            // The hook of panics has logged it.
+            if catch_unwind(AssertUnwindSafe(body)).is_err() {
+                report_panicked(&failed, name);
+            }
+        };
+        std::thread::Builder::new().name(name.to_owned()).spawn(run).map(drop)
+    }
+
+    /// Resolves once an essential task or thread has panicked, with its name.
     ///
     /// Cancel safety: safe.
     pub fn failed(&self) -> impl Future<Output = &'static str> + Send + use<> {
@@ -142,7 +163,8 @@ impl Lifetime {
         }
     }
 
-    /// Holds the gate open for a dedicated thread; move the hold into the thread.
+    /// Holds the gate open for a thread that the process can do without, or whose panics are caught; move the
+    /// hold into the thread.
     pub fn thread(&self, name: &'static str) -> GateGuard {
         self.inner.tasks.enter(name)
     }
@@ -237,6 +259,11 @@ impl Default for Lifetime {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// Records that an essential task or thread panicked; the first one counts.
+fn report_panicked(failed: &watch::Sender<Option<&'static str>>, name: &'static str) {
+    failed.send_if_modified(|first| first.is_none() && first.replace(name).is_none());
 }
 
 /// Message of a panic, if it is text.

@@ -87,6 +87,18 @@ async fn the_panic_of_an_essential_task_is_a_failure_of_the_whole_process() {
 }
 
 #[tokio::test]
+async fn the_panic_of_an_essential_thread_is_a_failure_of_the_whole_process() {
+    let process = Lifetime::new();
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    process.spawn_essential_thread("idle", move || assert!(ended.recv().is_err())).unwrap();
+    assert_eq!(process.tasks(), "idle x1");
+    process.child().spawn_essential_thread("device", || panic!("on purpose, by a test")).unwrap();
+    assert_eq!(process.failed().await, "device");
+    drop(end);
+    assert_eq!(process.shut_down(AMPLE).await, ShutdownOutcome::Clean);
+}
+
+#[tokio::test]
 async fn sigterm_is_seen_even_before_the_future_is_awaited() {
     let mut signals = TerminationSignals::listen();
     nix::sys::signal::raise(nix::sys::signal::Signal::SIGTERM).unwrap();

@@ -121,6 +121,7 @@ pub fn init(config: &TelemetryConfig) -> Result<TelemetryGuard, TelemetryError> 
     let spans =
         tracer.map(|tracer| tracing_opentelemetry::layer().with_tracer(tracer).with_filter(exported_spans()));
     let log = LogWriter::start(std::io::stderr(), config.log_format).map_err(TelemetryError::LogThread)?;
+    let log = log.with_colours(std::io::stderr().is_terminal());
     tracing_subscriber::registry().with(logs(config, &log)).with(spans).try_init()?;
     // The default hook writes to stderr itself: while nobody reads a full pipe, the thread would never end.
     let of_panics = log.clone();
@@ -142,7 +143,7 @@ fn logs(config: &TelemetryConfig, log: &LogWriter) -> Box<dyn Layer<Registry> + 
     let lines = tracing_subscriber::fmt::layer().with_writer(log.clone());
     let filter = log_filter(&config.log_filter, log);
     match config.log_format {
-        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).with_filter(filter).boxed(),
+        LogFormat::Text => lines.with_ansi(log.has_colours()).with_filter(filter).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).with_filter(filter).boxed(),
     }
 }

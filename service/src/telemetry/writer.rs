@@ -1,6 +1,7 @@
 //! Writes log lines to stderr without blocking the caller: a dedicated thread writes, and if it cannot keep
 //! up, lines are dropped and counted, and the count is logged. So an unread pipe cannot stop the scheduler or
-//! a device thread. (The log of tracing-appender's writer does not show that lines are missing.)
+//! a device thread. (The log of tracing-appender's writer does not show that lines are missing.) An event is
+//! one line, whatever its values contain: they may come from other machines.
 
 use std::convert::Infallible;
 use std::io::{self, Write};
@@ -31,6 +32,8 @@ enum Message {
 pub(super) struct LogWriter {
     messages: SyncSender<Message>,
     format: LogFormat,
+    /// Whether lines have the colours of terminals.
+    has_colours: bool,
     num_dropped: Arc<AtomicU64>,
 }
 
@@ -38,11 +41,21 @@ impl LogWriter {
     /// Starts a thread that writes to `out`.
     pub(super) fn start(out: impl Write + Send + 'static, format: LogFormat) -> io::Result<Self> {
         let (messages, received) = sync_channel(LINES_MAX);
-        let writer = Self { messages, format, num_dropped: Arc::default() };
+        let writer = Self { messages, format, has_colours: false, num_dropped: Arc::default() };
         let num_dropped = Arc::clone(&writer.num_dropped);
         let thread = std::thread::Builder::new().name("log".to_owned());
         thread.spawn(move || write_all(&received, &num_dropped, out, format))?;
         Ok(writer)
+    }
+
+    /// Sets whether lines have the colours of terminals.
+    pub(super) fn with_colours(self, has_colours: bool) -> Self {
+        Self { has_colours, ..self }
+    }
+
+    /// Whether lines have the colours of terminals.
+    pub(super) fn has_colours(&self) -> bool {
+        self.has_colours
     }
 
     /// Logs a line about the log itself.
@@ -56,9 +69,9 @@ impl LogWriter {
         self.flush();
     }
 
-    /// Writes a line as it is, whatever the format.
+    /// Writes a line without a level, whatever the format.
     pub(super) fn line(&self, text: &str) {
-        self.send(format!("{text}\n").into_bytes());
+        self.send(one_line(format!("{text}\n").as_bytes(), LogFormat::Text, false));
     }
 
     /// Waits until all queued lines are written, but not long: an unread pipe must not keep the process
@@ -105,9 +118,41 @@ fn formatted(format: LogFormat, (level, target): (Level, &str), text: &str) -> V
     line.into_bytes()
 }
 
+/// Escapes the control characters in a line: a value must not look like a line of this process, and must not
+/// control a terminal that shows the log. The subscriber escapes them only in messages.
+fn one_line(line: &[u8], format: LogFormat, has_colours: bool) -> Vec<u8> {
+    use std::fmt::Write as _;
+    let text = String::from_utf8_lossy(line.strip_suffix(b"\n").unwrap_or(line));
+    let mut escaped = String::with_capacity(line.len());
+    for (at, c) in text.char_indices() {
+        if !c.is_control() || c == '\t' || (has_colours && begins_with_colour(&text[at..])) {
+            escaped.push(c);
+        } else if format == LogFormat::Json {
+            // Its serializer leaves these (U+007F to U+009F) as they are.
+            write!(escaped, "\\u{:04x}", u32::from(c)).expect("writing to a string cannot fail");
+        } else {
+            escaped.extend(c.escape_default());
+        }
+    }
+    if line.ends_with(b"\n") {
+        escaped.push('\n');
+    }
+    escaped.into_bytes()
+}
+
+/// Whether the text begins with a sequence of the subscriber's kind: a style or a colour of characters.
+fn begins_with_colour(text: &str) -> bool {
+    let Some(rest) = text.strip_prefix("\x1b[") else { return false };
+    let after = rest.trim_start_matches(|c: char| c.is_ascii_digit() || c == ';');
+    let mut codes = rest[..rest.len() - after.len()].split(';');
+    // Not 8, which hides all that follows.
+    after.starts_with('m') && codes.all(|code| matches!(code.parse(), Ok(0_u8..=4 | 31..=36)))
+}
+
 impl Write for LogWriter {
+    /// The subscriber writes each event with a single call.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.send(line.to_vec());
+        self.send(one_line(line, self.format, self.has_colours));
         Ok(line.len())
     }
 
@@ -167,6 +212,43 @@ mod tests {
         assert!(text.starts_with("line 0\n"), "{text}");
         let lost = |count: usize| text.contains(&format!("{count} log lines were dropped"));
         assert!(lost(10) || lost(11), "{}", &text[text.len() - 200..]);
+    }
+
+    #[test]
+    fn a_value_can_neither_forge_a_line_nor_control_a_terminal() {
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let (read, may_write) = channel();
+        read.send(()).unwrap();
+        let pipe = Pipe { may_write, written: Arc::clone(&written) };
+        let log = LogWriter::start(pipe, LogFormat::Text).unwrap();
+        let lines = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).without_time();
+        tracing::subscriber::with_default(lines.finish(), || {
+            tracing::warn!(reason = %"gone\r\nERROR router: \x1b[31mforged\u{9b}2J\n", "a worker left");
+        });
+        assert!(log.flush());
+        let text = String::from_utf8(written.lock().unwrap().clone()).unwrap();
+        let expected = r"a worker left reason=gone\r\nERROR router: \u{1b}[31mforged\u{9b}2J\n";
+        assert!(text.ends_with(&format!("{expected}\n")) && text.lines().count() == 1, "{text:?}");
+    }
+
+    #[test]
+    fn only_colours_are_left_to_a_terminal() {
+        let line = b"\x1b[33m WARN\x1b[0m a\tb\x1b[1;2mc\x1b[2J\x1b]0;title\x07\n";
+        let shown = |has_colours| String::from_utf8(one_line(line, LogFormat::Text, has_colours)).unwrap();
+        let rest = "\\u{1b}[2J\\u{1b}]0;title\\u{7}\n";
+        assert_eq!(shown(true), format!("\x1b[33m WARN\x1b[0m a\tb\x1b[1;2mc{rest}"));
+        assert_eq!(shown(false), format!("\\u{{1b}}[33m WARN\\u{{1b}}[0m a\tb\\u{{1b}}[1;2mc{rest}"));
+        assert_eq!(one_line(b"\x1b[8mx\n", LogFormat::Text, true), b"\\u{1b}[8mx\n");
+    }
+
+    #[test]
+    fn a_line_of_json_stays_json() {
+        let value = "a\u{7f}b\u{9b}2J\u{85}\u{1b}[31m";
+        let line = format!("{}\n", serde_json::json!({ "message": value }));
+        let written = String::from_utf8(one_line(line.as_bytes(), LogFormat::Json, false)).unwrap();
+        assert!(!written.trim_end_matches('\n').contains(char::is_control), "{written:?}");
+        let read: serde_json::Value = serde_json::from_str(&written).unwrap();
+        assert_eq!(read["message"], value);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tokio_rustls::rustls::{self, RootCertStore};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
+use super::expiry::{Dated, expires_at};
 use super::pem::{Pem, certified_key, no_pair};
 use super::{TlsError, authority, provider};
 use crate::config::Faults;
@@ -15,7 +16,7 @@ use crate::reloaded_files::ReloadedFiles;
 /// Trusted authority, and optional client certificate, for `https://` addresses.
 #[derive(Debug, Clone)]
 pub struct ClientTls {
-    files: Arc<ReloadedFiles<ClientTlsConfig>>,
+    files: Arc<ReloadedFiles<Dated<ClientTlsConfig>>>,
     /// Name that the server's certificate must have, instead of the host of its address.
     server_name: Option<String>,
 }
@@ -30,7 +31,7 @@ impl ClientTls {
         paths.extend(identity.iter().flat_map(|(cert, key)| [cert.clone(), key.clone()]));
         let config = ReloadedFiles::new(paths, move || {
             let identity = identity.as_ref().map(|(cert, key)| (cert.as_path(), key.as_path()));
-            grpc_client(Some(&ca), identity)
+            dated_grpc_client(Some(&ca), identity)
         })?;
         Ok(Self { files: Arc::new(config), server_name: None })
     }
@@ -42,11 +43,16 @@ impl ClientTls {
 
     /// Settings for `tonic::transport::Endpoint::tls_config`, from the files' current content.
     pub fn config(&self) -> ClientTlsConfig {
-        let config = self.files.current();
+        let config = self.files.current().value;
         match &self.server_name {
             Some(name) => config.domain_name(name.clone()),
             None => config,
         }
+    }
+
+    /// Unix time, in seconds, at which the current client certificate expires; `None` without one.
+    pub(super) fn expires_at(&self) -> Option<i64> {
+        self.files.current().expires_at
     }
 }
 
@@ -55,6 +61,14 @@ pub(crate) fn grpc_client(
     ca: Option<&Path>,
     identity: Option<(&Path, &Path)>,
 ) -> Result<ClientTlsConfig, TlsError> {
+    Ok(dated_grpc_client(ca, identity)?.value)
+}
+
+/// [`grpc_client`], and when the client certificate expires.
+fn dated_grpc_client(
+    ca: Option<&Path>,
+    identity: Option<(&Path, &Path)>,
+) -> Result<Dated<ClientTlsConfig>, TlsError> {
     let mut config = match ca {
         Some(ca) => {
             let ca = Pem::read(ca)?;
@@ -63,13 +77,14 @@ pub(crate) fn grpc_client(
         }
         None => ClientTlsConfig::new().with_enabled_roots(),
     };
+    let mut until = None;
     if let Some((cert, key)) = identity {
         let (cert, key) = (Pem::read(cert)?, Pem::read(key)?);
         // Tried here, so that an invalid file is found now and not at the first call.
-        certified_key(&cert, &key)?;
+        until = expires_at(&certified_key(&cert, &key)?.cert);
         config = config.identity(Identity::from_pem(cert.text, key.text));
     }
-    Ok(config)
+    Ok(Dated { value: config, expires_at: until })
 }
 
 /// [`grpc_client`] for other clients; without `ca` the system's authorities are trusted.

@@ -7,6 +7,7 @@
 
 mod client;
 mod client_names;
+mod expiry;
 mod pem;
 mod server;
 #[cfg(test)]
@@ -22,6 +23,7 @@ use tokio_rustls::rustls::{self, RootCertStore};
 
 pub use self::client::{ClientFiles, ClientTls};
 pub(crate) use self::client::{grpc_client, https_client};
+pub use self::expiry::PresentedCertificates;
 use self::pem::Pem;
 pub use self::server::{Clients, RawServerTls, ServerTls, ServerTlsFlags};
 

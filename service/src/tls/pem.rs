@@ -8,6 +8,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::{self, RootCertStore};
 
+use super::expiry::{Dated, expires_at};
 use super::{TlsError, provider};
 
 /// A PEM file and its path.
@@ -55,6 +56,12 @@ pub(super) fn certified_key(cert: &Pem<'_>, key: &Pem<'_>) -> Result<Arc<Certifi
     CertifiedKey::from_der(cert.certificates()?, key.private_key()?, &provider())
         .map(Arc::new)
         .map_err(|source| no_pair(cert, key, source))
+}
+
+/// Reads a certificate chain with its key, and when the chain expires.
+pub(super) fn dated_key(cert: &Path, key: &Path) -> Result<Dated<Arc<CertifiedKey>>, TlsError> {
+    let pair = certified_key(&Pem::read(cert)?, &Pem::read(key)?)?;
+    Ok(Dated { expires_at: expires_at(&pair.cert), value: pair })
 }
 
 pub(super) fn no_pair(cert: &Pem<'_>, key: &Pem<'_>, source: rustls::Error) -> TlsError {

@@ -12,7 +12,8 @@ use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert, WebPkiClient
 use tokio_rustls::rustls::sign::CertifiedKey;
 
 use super::client_names::ClientNames;
-use super::pem::{Pem, certified_key};
+use super::expiry::Dated;
+use super::pem::dated_key;
 use super::{TlsError, authority, provider};
 use crate::config::Faults;
 use crate::reloaded_files::ReloadedFiles;
@@ -91,7 +92,10 @@ pub struct Clients<'a> {
 
 /// TLS settings of a listener.
 #[derive(Debug, Clone)]
-pub struct ServerTls(Arc<ServerConfig>);
+pub struct ServerTls {
+    config: Arc<ServerConfig>,
+    shown: Arc<CurrentCertificate>,
+}
 
 impl ServerTls {
     /// Reads a certificate chain and its key, and the requirements on clients' certificates, if any.
@@ -106,14 +110,20 @@ impl ServerTls {
         };
         let paths = vec![cert.to_owned(), key.to_owned()];
         let (cert, key) = (cert.to_owned(), key.to_owned());
-        let shown = ReloadedFiles::new(paths, move || certified_key(&Pem::read(&cert)?, &Pem::read(&key)?))?;
-        let mut config = builder.with_cert_resolver(Arc::new(CurrentCertificate(shown)));
+        let files = ReloadedFiles::new(paths, move || dated_key(&cert, &key))?;
+        let shown = Arc::new(CurrentCertificate(files));
+        let mut config = builder.with_cert_resolver(shown.clone());
         config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).to_vec();
-        Ok(Self(Arc::new(config)))
+        Ok(Self { config: Arc::new(config), shown })
     }
 
     pub(crate) fn acceptor(&self) -> TlsAcceptor {
-        TlsAcceptor::from(Arc::clone(&self.0))
+        TlsAcceptor::from(Arc::clone(&self.config))
+    }
+
+    /// Unix time, in seconds, at which the current certificate expires.
+    pub(super) fn expires_at(&self) -> Option<i64> {
+        self.shown.0.current().expires_at
     }
 }
 
@@ -133,10 +143,10 @@ impl Clients<'_> {
 
 /// Presents the same certificate for every server name.
 #[derive(Debug)]
-struct CurrentCertificate(ReloadedFiles<Arc<CertifiedKey>>);
+struct CurrentCertificate(ReloadedFiles<Dated<Arc<CertifiedKey>>>);
 
 impl ResolvesServerCert for CurrentCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.0.current())
+        Some(self.0.current().value)
     }
 }

@@ -1,14 +1,21 @@
-//! Which files are refused, and what a renewal changes.
+//! Which files are refused, what a renewal changes, and which expiry metrics show.
 
 use std::path::PathBuf;
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
 use tempfile::TempDir;
+use tokio_rustls::rustls::pki_types::CertificateDer;
 
-use super::pem::{Pem, certified_key};
-use super::{ClientFiles, ClientTls, Clients, RawServerTls, ServerTls, grpc_client};
+use super::expiry::expires_at;
+use super::pem::{Pem, dated_key};
+use super::{ClientFiles, ClientTls, Clients, PresentedCertificates, RawServerTls, ServerTls, grpc_client};
 use crate::config::Faults;
+use crate::metrics::{Exposition, Metrics};
 use crate::reloaded_files::ReloadedFiles;
+
+/// Unix times.
+const START_OF_2030: i64 = 1_893_456_000;
+const START_OF_2031: i64 = 1_924_992_000;
 
 /// Files of an authority, and of a certificate that it signed for 127.0.0.1.
 pub(crate) struct Files {
@@ -17,11 +24,18 @@ pub(crate) struct Files {
 
 impl Files {
     pub(crate) fn new() -> Self {
+        Self::valid_until(4096)
+    }
+
+    /// The same, until the beginning of this year.
+    fn valid_until(year: i32) -> Self {
         let (mut params, ca_key) = (CertificateParams::default(), KeyPair::generate().unwrap());
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let ca_cert = params.self_signed(&ca_key).unwrap();
         let (ca, key) = (Issuer::new(params, ca_key), KeyPair::generate().unwrap());
-        let cert = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap().signed_by(&key, &ca).unwrap();
+        let mut cert = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+        cert.not_after = date_time_ymd(year, 1, 1);
+        let cert = cert.signed_by(&key, &ca).unwrap();
         let files = Self { dir: TempDir::new().unwrap() };
         files.write("ca.pem", &ca_cert.pem());
         files.write("cert.pem", &cert.pem());
@@ -93,21 +107,55 @@ fn a_file_that_cannot_be_used_is_a_fault_of_its_own_setting() {
 
 #[test]
 fn renewed_files_are_shown_and_trusted_from_then_on() {
-    let (files, others) = (Files::new(), Files::new());
+    let (files, others) = (Files::valid_until(2030), Files::valid_until(2031));
     let (cert, key) = (files.path("cert.pem"), files.path("key.pem"));
     let make = {
         let (cert, key) = (cert.clone(), key.clone());
-        move || certified_key(&Pem::read(&cert)?, &Pem::read(&key)?)
+        move || dated_key(&cert, &key)
     };
     let shown = ReloadedFiles::new(vec![cert.clone(), key.clone()], make).unwrap().checking_always();
     let first = shown.current();
     // Written one after the other, as some tools do: a certificate without its key is not used.
     std::fs::copy(others.path("cert.pem"), &cert).unwrap();
-    assert_eq!(shown.current().cert, first.cert);
+    assert_eq!(shown.current().value.cert, first.value.cert);
     std::fs::copy(others.path("key.pem"), &key).unwrap();
     let second = shown.current();
-    assert_ne!(second.cert, first.cert);
-    assert_eq!(second.cert, Pem::read(&others.path("cert.pem")).unwrap().certificates().unwrap());
+    assert_ne!(second.value.cert, first.value.cert);
+    assert_eq!(second.value.cert, Pem::read(&others.path("cert.pem")).unwrap().certificates().unwrap());
+    assert_eq!((first.expires_at, second.expires_at), (Some(START_OF_2030), Some(START_OF_2031)));
+}
+
+#[test]
+fn metrics_show_when_each_presented_certificate_expires() {
+    let (files, metrics) = (Files::valid_until(2030), Metrics::new());
+    let [cert, key, ca] = ["cert.pem", "key.pem", "ca.pem"].map(|name| files.path(name));
+    let client = ClientTls::read(&ca, Some((&cert, &key))).unwrap();
+    let without_certificate = ClientTls::read(&ca, None).unwrap();
+    PresentedCertificates {
+        listener: Some(&files.server()),
+        worker: Some(&client),
+        discovery: Some(&without_certificate),
+    }
+    .register(&metrics);
+    let page = metrics.encode(Exposition::Prometheus);
+    let series: Vec<&str> = page.lines().filter(|line| !line.starts_with('#')).collect();
+    let name = "outrider_tls_certificate_expiry_timestamp_seconds";
+    let expected = ["tls_cert", "worker_cert"]
+        .map(|certificate| format!("{name}{{certificate=\"{certificate}\"}} {START_OF_2030}"));
+    assert_eq!(series, expected);
+}
+
+#[test]
+fn a_chain_expires_with_the_first_of_its_certificates() {
+    let certificate = |year| {
+        let files = Files::valid_until(year);
+        Pem::read(&files.path("cert.pem")).unwrap().certificates().unwrap().remove(0)
+    };
+    let (earlier, later) = (certificate(2030), certificate(2031));
+    assert_eq!(expires_at(&[later.clone(), earlier.clone()]), Some(START_OF_2030));
+    assert_eq!(expires_at(&[earlier, later.clone()]), Some(START_OF_2030));
+    assert_eq!(expires_at(&[CertificateDer::from(vec![0]), later]), Some(START_OF_2031));
+    assert_eq!(expires_at(&[]), None);
 }
 
 #[test]

@@ -2,12 +2,10 @@
 //! in time or late.
 
 use super::*;
+use crate::acceptance::check_draft;
 
 /// Minimum wait for the reply to a feed before the draft worker is asked again.
 const FEED_WAIT: Duration = Duration::from_secs(1);
-
-/// Maximum entries of a received distribution (rejection mode).
-const MAX_Q_ENTRIES: usize = 64;
 
 /// A draft worker that is not being asked but may be soon is fed when it lags this far.
 const IDLE_FEED_LAG: u32 = 8;
@@ -155,31 +153,20 @@ impl Sequence {
         }
     }
 
-    /// Reduces a proposal to what may be sent to a target; `None` if it violates the contract as a whole.
+    /// Reduces a proposal to what a target does not refuse; `None` if it violates the contract as a whole.
     fn validated_proposal(&mut self, step: &InFlight, mut proposal: Proposal) -> Option<Proposal> {
         let ProposalRequest { num_draft_tokens: k, num_tree_tokens } =
             step.requested.unwrap_or(ProposalRequest { num_draft_tokens: 0, num_tree_tokens: 0 });
         let draft = &mut proposal.draft;
         let vocab_size = self.config.vocab_size;
-        let is_q_valid = match effective_mode(&self.spec) {
-            AcceptanceMode::Rejection => {
-                // Dropping single ids because of their value would bias the text, so it is all or nothing.
-                draft.q.len() == draft.token_ids.len()
-                    && draft.token_ids.iter().zip(&draft.q).all(|(id, q)| {
-                        q.len() <= MAX_Q_ENTRIES
-                            && q.iter().any(|(other, _)| other == id)
-                            && q.iter().all(|(id, w)| *id < vocab_size && w.is_finite() && *w >= 0.0)
-                    })
-            }
-            AcceptanceMode::Coupled | AcceptanceMode::Typical => {
-                draft.q.clear();
-                true
-            }
-        };
+        if effective_mode(&self.spec) != AcceptanceMode::Rejection {
+            draft.q.clear();
+        }
         let is_bounded = draft.token_ids.len() <= k.max(num_tree_tokens) as usize && draft.depth() <= k;
-        let is_shape_valid =
-            is_bounded && (!draft.is_tree() || supports_trees(&self.spec)) && draft.check_shape().is_ok();
-        if proposal.start != step.start || !is_shape_valid || !is_q_valid {
+        // All or nothing: in rejection mode, dropping single ids because of their value would bias the text.
+        let is_q_in_vocabulary = draft.q.iter().flatten().all(|(id, _)| *id < vocab_size);
+        let is_verifiable = is_bounded && check_draft(&self.spec, step.start, draft).is_ok();
+        if proposal.start != step.start || !is_verifiable || !is_q_in_vocabulary {
             self.report_anomaly(Anomaly::MalformedReply);
             return None;
         }

@@ -1,6 +1,7 @@
 //! The target's part of a round: feeds missing context, requests verification, commits the span.
 
 use super::*;
+use crate::TokenLogprobs;
 use crate::acceptance::finish_reason;
 
 impl Sequence {
@@ -50,6 +51,9 @@ impl Sequence {
         step: &InFlight,
         prompt_logprobs: Option<PromptLogprobs>,
     ) {
+        if !self.has_due_scores(step.start, prompt_logprobs.as_ref()) {
+            return self.on_protocol_violation(now, Role::Target);
+        }
         let scoring = prompt_logprobs.is_some();
         self.score_prompt(prompt_logprobs);
         if self.is_scoring_only() && step.start == self.committed.len() {
@@ -112,7 +116,22 @@ impl Sequence {
             && span.token_ids.iter().all(|id| *id < self.config.vocab_size)
             && self.committed.len() + len as u32 <= self.spec.max_len
             && (span.logprobs.len() == if self.spec.logprobs.is_some() { len } else { 0 })
+            && has_at_most(self.spec.logprobs, &span.logprobs)
+            && self.has_due_scores(span.start, span.prompt_logprobs.as_ref())
             && self.ends_by_spec(span)
+    }
+
+    /// Whether all prompt ids before `end`, where a step's context ended, have their scores once those of its
+    /// reply are added. The target is not asked for them again, so a client would wait for them in vain.
+    fn has_due_scores(&self, end: u32, scores: Option<&PromptLogprobs>) -> bool {
+        if !self.wants_prompt_logprobs() {
+            return true;
+        }
+        let continues = |scores: &&PromptLogprobs| scores.start <= self.prompt_scored;
+        let scored = scores.filter(continues).map_or(0, end_of);
+        let entries = scores.map_or(&[][..], |scores| scores.entries.as_slice());
+        self.prompt_scored.max(scored) >= end.min(self.spec.prompt_len)
+            && has_at_most(self.spec.prompt_logprobs, entries)
     }
 
     /// Whether a span that is valid otherwise ends the sequence exactly where the spec does. The reason may
@@ -138,8 +157,8 @@ impl Sequence {
     /// Passes prompt scores on, in order and without repeats, even if a failover scored some ids again.
     fn score_prompt(&mut self, scores: Option<PromptLogprobs>) {
         let Some(mut scores) = scores else { return };
-        let end = scores.start.saturating_add(scores.entries.len() as u32);
-        if scores.start > self.prompt_scored || end <= self.prompt_scored || !self.wants_prompt_logprobs() {
+        let is_new = scores.start <= self.prompt_scored && end_of(&scores) > self.prompt_scored;
+        if !is_new || !self.wants_prompt_logprobs() {
             return;
         }
         scores.entries.drain(..(self.prompt_scored - scores.start) as usize);
@@ -154,4 +173,14 @@ impl Sequence {
     pub(super) fn wants_prompt_logprobs(&self) -> bool {
         self.spec.prompt_logprobs.is_some()
     }
+}
+
+/// The position after the last scored id.
+fn end_of(scores: &PromptLogprobs) -> u32 {
+    scores.start.saturating_add(scores.entries.len() as u32)
+}
+
+/// Whether no entry has more top tokens than requested.
+fn has_at_most(requested: Option<u32>, entries: &[TokenLogprobs]) -> bool {
+    entries.iter().all(|entry| entry.top.len() <= requested.unwrap_or(0) as usize)
 }

@@ -1,6 +1,8 @@
 //! Tests of single sequences, frame by frame: the contract's worked example and every kind of frame that does
 //! not fit.
 
+mod malformed;
+
 use super::*;
 use crate::{RefusalCause, SamplingParams, TokenLogprobs};
 

@@ -60,6 +60,24 @@ fn a_step_that_only_cuts_is_answered_and_costs_nobody_anything() {
     assert_eq!(read(&mut one), [said(5, "fed 3"), said(5, "fed 4")], "its KV is still there");
 }
 
+/// Left behind, it could not be evicted: running sequences were preempted for it.
+#[test]
+fn a_higher_epoch_frees_the_kv_of_the_one_before_though_its_step_does_not_run() {
+    let mut bench = Bench::new(100);
+    let mut replies = bench.open(1, 1);
+    for (epoch, base, appended, answer) in [
+        (2, &[][..], 1_000, "REFUSAL_CAUSE_UNSPECIFIED: id 1000 is outside the vocabulary of 1000"),
+        (4, &[1, 2, 3], 4, "need 0 false"),
+    ] {
+        let first = bench.step(1, epoch - 1, &[], &[1, 2, 3]);
+        bench.send(1, vec![first], &[]);
+        assert_eq!((bench.blocks_used(), read(&mut replies)), (3, vec![said(1, "fed 3")]));
+        let next = bench.step(1, epoch, base, &[appended]);
+        bench.send(1, vec![next], &[]);
+        assert_eq!((bench.blocks_used(), read(&mut replies)), (0, vec![said(1, answer)]));
+    }
+}
+
 /// A router waits for this answer before it sends the context.
 #[test]
 fn an_answer_that_needs_no_forward_does_not_wait_for_one() {

@@ -18,9 +18,7 @@ pub fn delayed(
     lifetime: &Lifetime,
 ) -> std::io::Result<mpsc::Receiver<Message>> {
     let (late, delayed) = mpsc::channel(MAILBOX_FRAMES);
-    let hold = lifetime.thread("wire");
-    std::thread::Builder::new().name("wire".to_owned()).spawn(move || {
-        let _hold = hold;
+    lifetime.spawn_essential_thread("wire", move || {
         while let Some(mut message) = inbox.blocking_recv() {
             if let Message::Frame { received, .. } = &mut message {
                 std::thread::sleep((*received + round_trip).saturating_duration_since(Instant::now()));
