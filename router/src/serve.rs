@@ -10,12 +10,12 @@ use service::health::{Health, serve_admin};
 use service::metrics::Metrics;
 use service::polled_file::POLL_INTERVAL;
 use service::shutdown::Lifetime;
-use service::tls::ServerTls;
+use service::tls::{PresentedCertificates, ServerTls};
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
 use tonic::service::Routes;
 
 use crate::admission::Admission;
+use crate::api::admin::read_only;
 use crate::api::allowed_hosts::{AllowedHosts, check_host};
 use crate::api::cors::allow_origins;
 use crate::api::grpc::grpc_service;
@@ -80,6 +80,7 @@ pub async fn serve_with(
 
     let metrics_page = Metrics::new();
     let connections = Connections::new(config.listener, &metrics_page);
+    presented_certificates(&config).register(&metrics_page);
     let metrics = RouterMetrics::register(&metrics_page);
     let catalog = Catalog::new(config.models);
     let (scheduler, worker_events, inbox) = queues();
@@ -90,20 +91,19 @@ pub async fn serve_with(
         Driver::new(config.scheduler, metrics.clone(), health.clone()).with_timelines(timelines.clone());
     let identity = RouterIdentity { router_id: rand::random(), tls: config.worker_tls };
     let registry = Arc::new(Registry::new(identity, catalog.clone(), worker_events));
-    let (task_lifetime, task_health) = (lifetime.clone(), health.clone());
+    let task_lifetime = lifetime.clone();
     let membership = Membership { members: discovery.watch().await?, unlisted: discovery.unlisted() };
     start_scheduler(&lifetime, async move {
-        let driver = task_lifetime.spawn("scheduler", driver.run(inbox, task_lifetime.clone()));
-        let registry = task_lifetime.spawn("registry", follow(registry, membership, task_lifetime.clone()));
-        supervise(driver, registry, &task_health).await;
+        let driver = driver.run(inbox, task_lifetime.clone());
+        let driver = task_lifetime.spawn_essential("scheduler", driver);
+        let registry = follow(registry, membership, task_lifetime.clone());
+        let registry = task_lifetime.spawn_essential("registry", registry);
+        // A panic of either ends the process. Until then the runtime runs the other one.
+        drop(tokio::join!(driver, registry));
     })?;
 
     lifetime.spawn("pool gauges", pool_gauges::run(scheduler.clone(), metrics.clone(), lifetime.clone()));
 
-    let request_log = config.request_log.map(|RequestLogConfig { path, bytes_max }| {
-        let log = RequestLog::start(&path, bytes_max, &lifetime, metrics.request_log());
-        log.with_context(|| format!("cannot write the request log {}", path.display()))
-    });
     let state = AppState {
         generation: Arc::new(scheduler),
         catalog,
@@ -114,20 +114,16 @@ pub async fn serve_with(
         policy,
         objectives: Arc::new(config.objectives),
         tokenize: TokenizePool::start(config.tokenize_threads, &lifetime, metrics.tokenize_queue())?,
-        request_log: request_log.transpose()?,
+        request_log: start_request_log(config.request_log, &lifetime, &metrics)?,
         metrics,
         keep_alive: KEEP_ALIVE,
         response_memory: ResponseMemory::default(),
         responses: ResponseStore::default(),
         lifetime,
     };
-    // The console can start generations, so, as for the clients' address, it requires a key if others can
-    // reach it.
-    let allows_generation = !state.auth.is_open() || addresses.admin.ip().is_loopback();
     let pair = PairCheck::new(config.pair_check, state.lifetime.clone());
-    let console = console_app(state.clone(), timelines, pair, allows_generation);
-    let admin_hosts = AllowedHosts::at(addresses.admin, &state.auth);
-    let admin = check_host(admin_app(state.clone()).merge(console), admin_hosts);
+    let admin = admin_app(state.clone()).merge(console_app(state.clone(), timelines, pair));
+    let admin = protected(admin, addresses.admin, &state.auth);
     let http_hosts = match config.tls {
         None => AllowedHosts::at(addresses.http, &state.auth),
         // A foreign host fails in the browser: the certificate is for another name.
@@ -137,6 +133,32 @@ pub async fn serve_with(
     sockets.serve(state, Apps { http, admin }, config.tls, &connections).await?;
     tracing::info!(http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin, "listening");
     Ok(addresses)
+}
+
+fn presented_certificates(config: &RouterConfig) -> PresentedCertificates<'_> {
+    PresentedCertificates {
+        listener: config.tls.as_ref(),
+        worker: config.worker_tls.as_ref(),
+        discovery: config.process.discovery.tls.as_ref(),
+    }
+}
+
+fn start_request_log(
+    config: Option<RequestLogConfig>,
+    lifetime: &Lifetime,
+    metrics: &RouterMetrics,
+) -> anyhow::Result<Option<RequestLog>> {
+    let Some(RequestLogConfig { path, bytes_max }) = config else { return Ok(None) };
+    let log = RequestLog::start(&path, bytes_max, lifetime, metrics.request_log());
+    log.map(Some).with_context(|| format!("cannot write the request log {}", path.display()))
+}
+
+/// Protects the admin app. It gives orders, and its console starts generations, so, as for the clients'
+/// address, both require a key if others can reach it.
+fn protected(admin: axum::Router, address: SocketAddr, auth: &Auth) -> axum::Router {
+    let takes_orders = !auth.is_open() || address.ip().is_loopback();
+    let admin = if takes_orders { admin } else { read_only(admin) };
+    check_host(admin, AllowedHosts::at(address, auth))
 }
 
 /// What a router serves over HTTP.
@@ -198,21 +220,8 @@ fn start_scheduler(
 ) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("cannot start the scheduler's runtime")?;
-    let guard = lifetime.thread("scheduler");
-    let thread = std::thread::Builder::new().name("scheduler".to_owned());
-    thread.spawn(move || {
-        let _guard = guard;
-        runtime.block_on(driver);
-    })?;
+    lifetime.spawn_essential_thread("scheduler", move || runtime.block_on(driver))?;
     Ok(())
-}
-
-/// Waits for the two tasks that a router cannot do without. If one panics, the process reports failure and
-/// ends; it must not look ready.
-async fn supervise(driver: JoinHandle<()>, registry: JoinHandle<()>, health: &Health) {
-    if tokio::try_join!(driver, registry).is_err() {
-        health.set_failed("the scheduler or the worker registry panicked");
-    }
 }
 
 async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
@@ -231,10 +240,12 @@ mod tests {
     use super::*;
     use crate::config::RawRouter;
 
-    /// Sends a GET request and returns the first twelve bytes of the response.
-    async fn status(address: SocketAddr, path: &str, host: &str) -> String {
+    /// Sends a request without a body and returns the first twelve bytes of the response.
+    async fn status(address: SocketAddr, (method, path): (&str, &str), host: &str) -> String {
         let mut connection = TcpStream::connect(address).await.unwrap();
-        let head = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        );
         connection.write_all(head.as_bytes()).await.unwrap();
         let mut response = String::new();
         connection.read_to_string(&mut response).await.unwrap();
@@ -252,24 +263,27 @@ mod tests {
             [(addresses.http, "/v1/models"), (addresses.admin, "/debug/lanes"), (addresses.admin, "/")]
         {
             for (host, expected) in [("evil.example", "HTTP/1.1 421"), ("localhost:8002", "HTTP/1.1 200")] {
-                assert_eq!(status(address, path, host).await, expected, "{path} at {host}");
+                assert_eq!(status(address, ("GET", path), host).await, expected, "{path} at {host}");
             }
         }
         assert_eq!(lifetime.shut_down(Duration::from_secs(10)).await, ShutdownOutcome::Clean);
     }
 
     #[tokio::test]
-    async fn a_router_fails_if_its_scheduler_panics() {
-        let (lifetime, health) = (Lifetime::new(), Health::new());
-        health.set_ready();
-        let endless = || lifetime.spawn("endless", lifetime.cancelled());
-        supervise(lifetime.spawn("scheduler", async { panic!("a bug") }), endless(), &health).await;
-        assert!(matches!(health.state(), service::health::State::Failed(_)));
-
-        let health = Health::new();
-        health.set_ready();
-        let ended = || lifetime.spawn("ended", async {});
-        supervise(ended(), ended(), &health).await;
-        assert!(health.is_ready(), "tasks that end normally are not a failure");
+    async fn without_keys_orders_are_taken_at_loopback_only() {
+        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+        for (ip, expected) in [([127, 0, 0, 1], "HTTP/1.1 404"), ([0, 0, 0, 0], "HTTP/1.1 400")] {
+            let config = RawRouter::default().validate(&mut Faults::new()).unwrap();
+            let admin = SocketAddr::from((ip, 0));
+            let config = RouterConfig { http: any_port, grpc: any_port, admin, ..config };
+            let lifetime = Lifetime::new();
+            let addresses = Box::pin(serve(config, lifetime.clone(), Health::new())).await.unwrap();
+            let admin = SocketAddr::from(([127, 0, 0, 1], addresses.admin.port()));
+            // The worker is unknown.
+            let order = ("POST", "/admin/workers/10.0.0.7:8110/drain");
+            assert_eq!(status(admin, order, "localhost").await, expected, "{ip:?}");
+            assert_eq!(status(admin, ("GET", "/debug/lanes"), "localhost").await, "HTTP/1.1 200", "{ip:?}");
+            assert_eq!(lifetime.shut_down(Duration::from_secs(10)).await, ShutdownOutcome::Clean);
+        }
     }
 }

@@ -22,8 +22,13 @@ pub use self::pool::TokenizePool;
 /// Prompt of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Prompt {
-    /// Plain text; the tokenizer adds its special tokens.
-    Text(String),
+    /// Plain text.
+    Text {
+        /// The text.
+        text: String,
+        /// Whether the tokenizer adds its special tokens.
+        framing: Framing,
+    },
     /// Token ids, used unchanged.
     TokenIds(Vec<TokenId>),
     /// A conversation, rendered by the model's chat template.
@@ -94,8 +99,8 @@ pub fn tokenize(
     max_model_len: u32,
 ) -> Result<TokenizedPrompt, RouterError> {
     let (field, tokenized) = match prompt {
-        Prompt::Text(text) => {
-            let ids = encode_text(model, &text, Framing::Add, max_model_len)?;
+        Prompt::Text { text, framing } => {
+            let ids = encode_text(model, &text, framing, max_model_len)?;
             let task_type = classify(&text);
             ("prompt", TokenizedPrompt { ids, text, task_type })
         }

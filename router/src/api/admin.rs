@@ -6,10 +6,12 @@
 //! target of the same numerics class, if there is one. The order also applies to workers that connect at the
 //! address later, until it is undone or the router ends.
 
+use axum::Router;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::{Query, Request, State};
+use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse as _, Json, Response};
-use http::{HeaderMap, HeaderValue, header};
+use http::{HeaderMap, HeaderValue, Method, header};
 use serde::Deserialize;
 
 use super::incoming::invalid_query;
@@ -73,4 +75,18 @@ pub(crate) fn check_operator(state: &AppState, headers: &HeaderMap) -> Result<()
         return Err(RouterError::CrossOrigin);
     }
     state.auth.authenticate_operator(header_bytes(header::AUTHORIZATION)).map(drop)
+}
+
+/// Lets only requests that read pass to `app`, at an address that others reach without a key.
+pub fn read_only(app: Router) -> Router {
+    app.layer(from_fn(refuse_order))
+}
+
+async fn refuse_order(request: Request, next: Next) -> Response {
+    if matches!(*request.method(), Method::GET | Method::HEAD) {
+        return next.run(request).await;
+    }
+    let reason = "this address is reachable by others and no API keys are configured: set --api-keys FILE, or \
+                  use a loopback address for --admin";
+    RouterError::invalid("admin", reason).into_response()
 }

@@ -34,7 +34,7 @@ use crate::request::record::RequestRecord;
 use crate::request::structure::RawGrammar;
 use crate::request::tools::RawTools;
 use crate::request::{Caller, Operation, Usage, span};
-use text::ConversationMessage;
+use text::{ConversationMessage, Framing};
 
 const TASK_TYPE: &str = "x-task-type";
 const REQUEST_ID: &str = "x-request-id";
@@ -150,7 +150,9 @@ fn parse_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result
     let sampling = message.sampling.unwrap_or_default();
     let min_tokens = sampling.min_tokens.map(i64::from);
     let (prompts, prompt_name) = match message.prompt {
-        Some(v1::generate_request::Prompt::Text(text)) => (vec![RawPrompt::Text(text)], "prompt"),
+        Some(v1::generate_request::Prompt::Text(text)) => {
+            (vec![RawPrompt::Text { text, framing: Framing::Add }], "prompt")
+        }
         Some(v1::generate_request::Prompt::TokenIds(ids)) => {
             (vec![RawPrompt::TokenIds(ids.ids.into_iter().map(i64::from).collect())], "prompt")
         }
@@ -167,6 +169,8 @@ fn parse_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result
         seed: message.seed,
         stop: message.stop,
         stop_token_ids: message.stop_token_ids.into_iter().map(i64::from).collect(),
+        include_stop: false,
+        keep_special_tokens: message.skip_special_tokens == Some(false),
         ignore_eos: message.ignore_eos,
         logprobs: message.logprobs.map(i64::from),
         echo: message.echo,

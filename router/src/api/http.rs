@@ -29,6 +29,7 @@ pub fn http_app(state: AppState, hosts: AllowedHosts) -> Router {
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(completions))
         .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/input_tokens", post(responses::count_input_tokens))
         .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
         .route("/v1/responses/{id}/input_items", get(responses::input_items::list))
         .route("/v1/responses/{id}/cancel", post(responses::cancel))

@@ -2,6 +2,7 @@
 
 use serde::de::DeserializeOwned;
 
+use super::foreign_fields::own_name;
 use crate::error::RouterError;
 
 /// Parses a JSON body.
@@ -33,7 +34,10 @@ fn explain(path: &str, error: &serde_json::Error) -> RouterError {
     let reason = error.to_string();
     // The path of an unknown field includes the field, that of a field sent twice does not.
     if reason.starts_with("unknown field `") {
-        return invalid(Some(path), format!("{path} is not a field of this endpoint, {at}"));
+        // The reason lists the known ones. A nested path is none of the names.
+        let known_name = own_name(path, |field| reason.contains(&format!("`{field}`")));
+        let hint = known_name.map(|name| format!(": send {name}")).unwrap_or_default();
+        return invalid(Some(path), format!("{path} is not a field of this endpoint, {at}{hint}"));
     }
     if let Some(field) = quoted_after(&reason, "duplicate field ") {
         let path = if path == "." { field.to_owned() } else { format!("{path}.{field}") };

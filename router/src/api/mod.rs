@@ -2,7 +2,7 @@
 //! ([`grpc`], and vLLM's service, [`vllm_grpc`]). Each converts its request to a `RawRequest` and a
 //! `TextStream` to its responses. An API never checks values, counts tokens or knows about workers.
 
-mod admin;
+pub mod admin;
 pub mod allowed_hosts;
 mod anthropic;
 mod buffered_response;
@@ -11,6 +11,7 @@ pub mod cors;
 mod debug;
 mod disabled;
 mod error;
+mod foreign_fields;
 mod functions;
 mod grammars;
 pub mod grpc;

@@ -139,11 +139,12 @@ impl ParsedOutput {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::{CallFormat, ReasoningFormat, ToolSyntax};
+    use crate::output::{CallFormat, ReasoningFormat, ReasoningSyntax, ToolSyntax};
 
     fn format() -> OutputFormat {
         let calls = CallFormat::Auto { syntax: ToolSyntax::Hermes, tools: vec!["f".to_owned()] };
-        OutputFormat { calls, reasoning: ReasoningFormat::OpenedByPrompt, single_call: false }
+        let reasoning = ReasoningFormat::OpenedByPrompt(ReasoningSyntax::Tags);
+        OutputFormat { calls, reasoning, single_call: false }
     }
 
     /// However the text is split, the changes add up to the parts of the whole text.

@@ -7,8 +7,9 @@ use super::incoming::{RequestHead, read_head, read_object};
 use crate::error::RouterError;
 use crate::pipeline::AppState;
 use crate::pipeline::deadline::Deadline;
-use crate::request::Caller;
 use crate::request::key_limits::RunningRequest;
+use crate::request::{Caller, CheckedRequest, RawRequest};
+use crate::tokenize::tokenize;
 
 /// A request that uses only the tokenizer. It counts against its key's limits until it is dropped.
 pub(super) struct TokenizerRequest {
@@ -37,6 +38,21 @@ impl TokenizerRequest {
         job: impl FnOnce() -> Result<T, RouterError> + Send + 'static,
     ) -> Result<T, RouterError> {
         self.until_deadline(state.tokenize.run(self.caller.fair_queue_key(), job)).await
+    }
+
+    /// Counts the tokens of a request's prompts. A conversation longer than the window is counted, too:
+    /// clients shorten it by its count.
+    pub(super) async fn count_tokens(
+        &self,
+        state: &AppState,
+        raw_request: RawRequest,
+    ) -> Result<usize, RouterError> {
+        let CheckedRequest { entry, prompts, .. } = raw_request.check(&state.catalog, &self.caller)?;
+        let count = move || {
+            let tokens_of = |prompt| Ok(tokenize(&entry.text, prompt, entry.max_model_len)?.ids.len());
+            prompts.into_iter().map(tokens_of).sum()
+        };
+        self.tokenize(state, count).await
     }
 
     /// Runs `work` until the deadline.

@@ -11,17 +11,20 @@ use serde_json::{Map, Value, json};
 use service::metrics::Exposition;
 
 use super::conversation::{PromptEnd, checked_variables};
+use super::functions::ToolFormat;
 use super::incoming::{authenticate, task_type_from_headers};
 use super::integer;
 use super::object::Object;
 use super::openai::body::Body as OpenAiBody;
 use super::openai::message::{Message, conversation};
+use super::openai::shapes::framing;
 use super::tokenizer_request::TokenizerRequest;
 use crate::catalog::ModelEntry;
 use crate::detokenize::decode_all;
 use crate::error::RouterError;
 use crate::pipeline::{AppState, Rendered, render};
 use crate::request::check::checked_token_ids;
+use crate::request::tools::ToolChoice;
 use crate::request::{CheckedRequest, Operation};
 use crate::tokenize::{Prompt, encode_text, tokenize};
 use text::{ChatTemplate, Framing};
@@ -97,7 +100,7 @@ struct TokenizeBody {
     continue_final_message: Option<bool>,
     chat_template: Option<Value>,
     chat_template_kwargs: Option<Map<String, Value>>,
-    tools: Option<Value>,
+    tools: Option<Vec<Value>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -135,22 +138,17 @@ enum TokenizePrompt {
 impl TokenizeBody {
     fn into_prompt(self, entry: &ModelEntry) -> Result<TokenizePrompt, RouterError> {
         let invalid = |field: &str, why: &str| Err(RouterError::invalid(field, format!("{field} {why}")));
-        for (field, is_sent) in [
-            ("chat_template", self.chat_template.is_some_and(|template| !template.is_null())),
-            ("tools", self.tools.is_some_and(|tools| !tools.is_null() && tools != json!([]))),
-        ] {
-            if is_sent {
-                return invalid(field, "is not supported: leave it out");
-            }
+        if self.chat_template.is_some() {
+            return invalid("chat_template", "is not supported: leave it out");
         }
+        let tools = self.tools.unwrap_or_default();
         match (self.prompt, self.messages) {
             (Some(_), Some(_)) => invalid("messages", "cannot be combined with prompt: send one of them"),
             (None, None) => invalid("prompt", "is required, or messages"),
-            (Some(prompt), None) => {
-                let framing =
-                    if self.add_special_tokens == Some(false) { Framing::AsIs } else { Framing::Add };
-                Ok(TokenizePrompt::Text(prompt, framing))
+            (Some(_), None) if !tools.is_empty() => {
+                invalid("tools", "is only allowed together with messages")
             }
+            (Some(prompt), None) => Ok(TokenizePrompt::Text(prompt, framing(self.add_special_tokens))),
             (None, Some(_)) if self.add_special_tokens == Some(true) => {
                 invalid("add_special_tokens", "is not supported for conversations: the template adds its own")
             }
@@ -161,6 +159,8 @@ impl TokenizeBody {
                     continue_final_message: self.continue_final_message,
                 };
                 prompt_end.set(&mut variables)?;
+                let mut tools = ToolFormat::Nested.parse(tools, ToolChoice::Auto, None)?;
+                tools.set_template_tools(&mut variables);
                 let prompts = conversation(messages, variables)?;
                 let prompt =
                     prompts.into_iter().next().map(|prompt| prompt.check("messages", entry)).transpose()?;
@@ -239,6 +239,8 @@ struct RenderedSampling {
     seed: i64,
     stop: Vec<String>,
     stop_token_ids: Vec<u32>,
+    include_stop_str_in_output: bool,
+    skip_special_tokens: bool,
     max_tokens: u32,
     min_tokens: u32,
     logprobs: Option<u32>,
@@ -261,6 +263,8 @@ impl RenderedSampling {
             seed: request.seed as i64,
             stop: request.stop.strings.clone(),
             stop_token_ids: request.stop.token_ids.clone(),
+            include_stop_str_in_output: request.stop.included,
+            skip_special_tokens: !request.stop.keep_special_tokens,
             max_tokens,
             min_tokens: sampling.min_tokens,
             logprobs: request.logprobs,

@@ -36,6 +36,7 @@ use crate::request::record::RequestRecord;
 use crate::request::span::finish_reason_name;
 use crate::request::structure::RawGrammar;
 use crate::request::{Caller, Operation, Usage, span};
+use text::Framing;
 
 const MODEL: &str = "x-model";
 
@@ -266,7 +267,7 @@ fn parse_request(message: vllm::GenerateRequest) -> Result<RawRequest, RouterErr
         Some(Input::Tokenized(tokenized)) => {
             vec![RawPrompt::TokenIds(tokenized.input_ids.into_iter().map(i64::from).collect())]
         }
-        Some(Input::Text(text)) => vec![RawPrompt::Text(text)],
+        Some(Input::Text(text)) => vec![RawPrompt::Text { text, framing: Framing::Add }],
         None => Vec::new(),
     };
     let sampling = message.sampling_params.unwrap_or_default();
@@ -282,6 +283,7 @@ fn parse_request(message: vllm::GenerateRequest) -> Result<RawRequest, RouterErr
         truncate_prompt_tokens: sampling.truncate_prompt_tokens.map(i64::from),
         stop: sampling.stop.clone(),
         stop_token_ids: sampling.stop_token_ids.iter().map(|&id| id.into()).collect(),
+        keep_special_tokens: !sampling.skip_special_tokens,
         ignore_eos: sampling.ignore_eos,
         sampling: parse_sampling(sampling),
         ..RawRequest::default()

@@ -63,9 +63,6 @@ struct Token {
 
 /// `POST /console/generate`: the body of `/v1/chat/completions`; `stream` has no effect.
 pub(super) async fn generate(State(console): State<Console>, request: Request) -> Response {
-    if let Err(error) = console.check_generation_allowed() {
-        return error.into_response();
-    }
     let arrived = Instant::now();
     let span = span::open(Protocol::Http, Operation::Chat);
     let request_id = Operation::Chat.new_request_id();

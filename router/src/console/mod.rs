@@ -25,18 +25,10 @@ struct Console {
     state: AppState,
     timelines: Timelines,
     pair: PairCheck,
-    /// Whether this address accepts generation requests. False if others can reach it and no keys are
-    /// configured.
-    allows_generation: bool,
 }
 
 /// The console's routes.
-pub fn console_app(
-    state: AppState,
-    timelines: Timelines,
-    pair: PairCheck,
-    allows_generation: bool,
-) -> Router {
+pub fn console_app(state: AppState, timelines: Timelines, pair: PairCheck) -> Router {
     Router::new()
         .route("/", get(files::index))
         .route("/console/{name}", get(files::file))
@@ -44,5 +36,5 @@ pub fn console_app(
         .route("/console/models", get(list_models).with_state(state.clone()))
         .route("/console/requests", get(requests::requests))
         .route("/console/pair", get(pair::pair).post(pair::check_pair))
-        .with_state(Console { state, timelines, pair, allows_generation })
+        .with_state(Console { state, timelines, pair })
 }

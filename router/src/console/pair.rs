@@ -20,7 +20,6 @@ use tokio::process::Command;
 
 use super::Console;
 use crate::api::check_operator;
-use crate::error::RouterError;
 
 /// Maximum size of a report.
 const REPORT_BYTES_MAX: u64 = 4 << 20;
@@ -145,8 +144,7 @@ pub(super) async fn pair(State(console): State<Console>, headers: HeaderMap) -> 
 
 /// `POST /console/pair`: starts a check, and answers as `GET` does.
 pub(super) async fn check_pair(State(console): State<Console>, headers: HeaderMap) -> Response {
-    let allowed = console.check_generation_allowed().and_then(|()| check_operator(&console.state, &headers));
-    match allowed {
+    match check_operator(&console.state, &headers) {
         Ok(()) => {
             console.pair.start();
             page(&console.pair)
@@ -163,18 +161,6 @@ fn page(check: &PairCheck) -> Response {
         state: PairState,
     }
     Json(Page { command: &check.command, state: check.state() }).into_response()
-}
-
-impl Console {
-    /// Whether this address may start work on behalf of its visitors.
-    pub(super) fn check_generation_allowed(&self) -> Result<(), RouterError> {
-        if self.allows_generation {
-            return Ok(());
-        }
-        let reason = "this address is reachable by others and no API keys are configured: set --api-keys FILE, \
-                      or use a loopback address for --admin";
-        Err(RouterError::invalid("admin", reason))
-    }
 }
 
 #[cfg(test)]

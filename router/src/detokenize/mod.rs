@@ -47,10 +47,14 @@ pub struct SpanText {
 /// Stop conditions of a request.
 #[derive(Debug, Clone, Default)]
 pub struct StopConditions {
-    /// Stop strings; never emitted.
+    /// Stop strings.
     pub strings: Vec<String>,
-    /// Ids that end the sequence; they add no text.
+    /// Ids that end the sequence.
     pub token_ids: Vec<TokenId>,
+    /// Emit the stop string that was found, and the text of stop tokens.
+    pub included: bool,
+    /// Emit special tokens as text, spelled as in the vocabulary. Otherwise they have no text.
+    pub keep_special_tokens: bool,
     /// Special tokens that are emitted as text, because they are markers of the parsed output format.
     pub visible_token_ids: Vec<TokenId>,
     /// Stop strings are not matched within this many first tokens.
@@ -61,6 +65,7 @@ pub struct StopConditions {
 #[derive(Debug)]
 pub struct ChoiceText {
     model: Arc<ModelText>,
+    /// Those that add no text.
     stop_token_ids: Vec<TokenId>,
     visible_token_ids: Vec<TokenId>,
     min_tokens: u32,
@@ -74,12 +79,12 @@ impl ChoiceText {
     /// An empty choice whose text begins at `text_offset`.
     pub fn new(model: Arc<ModelText>, conditions: &StopConditions, text_offset: usize) -> Self {
         Self {
-            text: IncrementalDecoder::new(&model),
+            text: IncrementalDecoder::new(&model, conditions.keep_special_tokens),
             model,
-            stop_token_ids: conditions.token_ids.clone(),
+            stop_token_ids: if conditions.included { Vec::new() } else { conditions.token_ids.clone() },
             visible_token_ids: conditions.visible_token_ids.clone(),
             min_tokens: conditions.min_tokens,
-            stops: StopMatcher::new(conditions.strings.clone()),
+            stops: StopMatcher::new(conditions.strings.clone(), conditions.included),
             num_tokens: 0,
             num_chars: text_offset,
         }
@@ -157,7 +162,7 @@ pub struct PromptEcho {
 
 /// Decodes ids without special tokens.
 pub fn decode(model: &ModelText, ids: &[TokenId]) -> String {
-    let (mut decoder, mut text) = (IncrementalDecoder::new(model), String::new());
+    let (mut decoder, mut text) = (IncrementalDecoder::new(model, false), String::new());
     ids.iter().for_each(|&id| decoder.push(model, id, &mut text));
     text.push_str(&decoder.finish(model));
     text
@@ -176,7 +181,7 @@ pub fn decode_all(model: &ModelText, ids: &[TokenId]) -> String {
 
 /// Pairs prompt ids with their log probabilities; the first id has none.
 pub fn prompt_tokens(model: &ModelText, ids: &[TokenId], logprobs: Vec<TokenLogprobs>) -> Vec<OutputToken> {
-    let (mut decoder, mut piece) = (IncrementalDecoder::new(model), String::new());
+    let (mut decoder, mut piece) = (IncrementalDecoder::new(model, false), String::new());
     let mut num_chars = 0;
     let logprobs = std::iter::once(None).chain(logprobs.into_iter().map(Some));
     ids.iter()

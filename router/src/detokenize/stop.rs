@@ -5,6 +5,8 @@
 #[derive(Debug)]
 pub(crate) struct StopMatcher {
     stops: Vec<String>,
+    /// Whether the stop string that is found is emitted.
+    included: bool,
     /// Suffix of the text that is a prefix of a stop string; shorter than the longest of them.
     buffered: String,
     /// Index of the stop string that was found.
@@ -16,13 +18,13 @@ pub(crate) struct StopMatcher {
 pub(crate) enum StopMatch {
     /// This text can be emitted.
     Text(String),
-    /// A stop string is complete: this text precedes it, and the choice ends.
+    /// A stop string is complete, and the choice ends: this text precedes it, or ends with it if included.
     Stop(String),
 }
 
 impl StopMatcher {
-    pub(crate) fn new(stops: Vec<String>) -> Self {
-        Self { stops, buffered: String::new(), found: None }
+    pub(crate) fn new(stops: Vec<String>, included: bool) -> Self {
+        Self { stops, included, buffered: String::new(), found: None }
     }
 
     /// Whether there are no stop strings, so that all text can be emitted at once.
@@ -44,10 +46,10 @@ impl StopMatcher {
                 self.buffered.find(stop.as_str()).map(|start| (start + stop.len(), start, idx))
             })
             .min();
-        if let Some((_, start, idx)) = first {
+        if let Some((end, start, idx)) = first {
             self.found = Some(idx);
             let mut text = std::mem::take(&mut self.buffered);
-            text.truncate(start);
+            text.truncate(if self.included { end } else { start });
             return StopMatch::Stop(text);
         }
         let keep = self.stops.iter().map(|stop| partial_match_len(&self.buffered, stop)).max().unwrap_or(0);
@@ -79,7 +81,11 @@ mod tests {
 
     /// Feeds pieces; returns the emitted text and whether a stop string ended it.
     fn run(stops: &[&str], pieces: &[&str]) -> (String, bool) {
-        let mut matcher = StopMatcher::new(stops.iter().map(|&stop| stop.to_owned()).collect());
+        run_with(false, stops, pieces)
+    }
+
+    fn run_with(included: bool, stops: &[&str], pieces: &[&str]) -> (String, bool) {
+        let mut matcher = StopMatcher::new(stops.iter().map(|&stop| stop.to_owned()).collect(), included);
         let mut emitted = String::new();
         for piece in pieces {
             match matcher.push(piece) {
@@ -108,8 +114,20 @@ mod tests {
     }
 
     #[test]
+    fn a_stop_string_that_is_included_ends_the_text() {
+        for (stops, pieces, emitted, stopped) in [
+            (&["STOP"][..], &["one ST", "OP two"][..], "one STOP", true),
+            (&["STOP"], &["one ST"], "one ST", false),
+            (&["abcd", "bc"], &["ab", "cd"], "abc", true),
+            (&["c", "abc"], &["xabc"], "xabc", true),
+        ] {
+            assert_eq!(run_with(true, stops, pieces), (emitted.to_owned(), stopped), "{stops:?} {pieces:?}");
+        }
+    }
+
+    #[test]
     fn text_that_cannot_become_a_stop_string_is_not_withheld() {
-        let mut matcher = StopMatcher::new(vec!["STOP".into()]);
+        let mut matcher = StopMatcher::new(vec!["STOP".into()], false);
         assert_eq!(matcher.push("xxST"), StopMatch::Text("xx".into()));
         assert_eq!(matcher.push("Oy"), StopMatch::Text("STOy".into()));
     }

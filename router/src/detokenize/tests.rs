@@ -29,8 +29,16 @@ fn demo() -> Arc<ModelText> {
 
 /// Reference: the bundled tokenizer's own decoding, without special tokens.
 fn demo_decode(ids: &[TokenId]) -> String {
+    reference().decode(ids, true).unwrap()
+}
+
+fn reference() -> &'static Tokenizer {
     static DEMO: OnceLock<Tokenizer> = OnceLock::new();
-    DEMO.get_or_init(|| Tokenizer::from_file(demo_tokenizer()).unwrap()).decode(ids, true).unwrap()
+    DEMO.get_or_init(|| Tokenizer::from_file(demo_tokenizer()).unwrap())
+}
+
+fn with_special_tokens() -> StopConditions {
+    StopConditions { keep_special_tokens: true, ..StopConditions::default() }
 }
 
 fn span(token_ids: &[TokenId], num_drafted: u32) -> CommittedTokens {
@@ -78,6 +86,18 @@ proptest! {
         prop_assert_eq!((stopped, num_tokens), (false, ids.len() as u32));
     }
 
+    /// The first four ids are the special tokens.
+    #[test]
+    fn special_tokens_are_kept_as_by_the_whole_sequence(
+        ids in prop::collection::vec(prop_oneof![0u32..4, 98u32..260, 0u32..4096], 0..40),
+        cut in 1usize..8,
+    ) {
+        let (text, stopped, num_tokens) = run(&with_special_tokens(), &ids, cut);
+        prop_assert_eq!(&text, &reference().decode(&ids, false).unwrap());
+        prop_assert_eq!(&text, &decode_all(&demo(), &ids));
+        prop_assert_eq!((stopped, num_tokens), (false, ids.len() as u32));
+    }
+
     /// Single-byte tokens make invalid and incomplete characters likely.
     #[test]
     fn spans_of_byte_tokens_decode_like_the_whole_sequence(ids in prop::collection::vec(98u32..260, 0..40), cut in 1usize..8) {
@@ -120,6 +140,23 @@ fn a_stop_token_is_counted_and_adds_no_text() {
     let conditions = StopConditions { token_ids: vec![world[0]], ..StopConditions::default() };
     let ids = [hello.as_slice(), &world[..1]].concat();
     assert_eq!(run(&conditions, &ids, 8), ("hello".into(), false, ids.len() as u32));
+    let included = StopConditions { included: true, ..conditions };
+    let (text, ..) = run(&included, &ids, 8);
+    assert!(text.len() > "hello".len() && "hello world".starts_with(&text), "{text}");
+}
+
+#[test]
+fn stop_strings_match_special_tokens_that_are_kept() {
+    let ids = encode("one<|user|>two<|end|>");
+    let strings = vec!["r|>t".to_owned()];
+    let stop = StopConditions { strings, ..with_special_tokens() };
+    let (text, stopped, _) = run(&stop, &ids, 8);
+    assert_eq!((text.as_str(), stopped), ("one<|use", true));
+    let end = ids[ids.len() - 1];
+    let ended = StopConditions { token_ids: vec![end], ..with_special_tokens() };
+    assert_eq!(run(&ended, &ids, 8).0, "one<|user|>two");
+    assert_eq!(run(&StopConditions { included: true, ..ended }, &ids, 8).0, "one<|user|>two<|end|>");
+    assert_eq!(run(&StopConditions::default(), &ids, 8).0, "onetwo");
 }
 
 #[test]
@@ -197,8 +234,8 @@ fn with_decoder(decoder: serde_json::Value) -> Arc<ModelText> {
 }
 
 /// Feeds `ids` to a model in spans of length `cut`.
-fn text_of(model: &Arc<ModelText>, ids: &[TokenId], cut: usize) -> String {
-    let mut choice = ChoiceText::new(Arc::clone(model), &StopConditions::default(), 0);
+fn text_of(model: &Arc<ModelText>, conditions: &StopConditions, ids: &[TokenId], cut: usize) -> String {
+    let mut choice = ChoiceText::new(Arc::clone(model), conditions, 0);
     let emitted: String = ids.chunks(cut).map(|ids| choice.push(span(ids, 0)).text).collect();
     emitted + &choice.finish().0
 }
@@ -219,7 +256,9 @@ proptest! {
     ) {
         let model = with_decoder(serde_json::from_str(decoder).unwrap());
         let whole = model.decode(&ids);
-        prop_assert_eq!(text_of(&model, &ids, cut), whole.as_str());
+        prop_assert_eq!(text_of(&model, &StopConditions::default(), &ids, cut), whole.as_str());
+        let with_special = model.decode_all(&ids);
+        prop_assert_eq!(text_of(&model, &with_special_tokens(), &ids, cut), with_special);
         prop_assert_eq!(decode(&model, &ids), whole.as_str());
         let echoed = prompt_tokens(&model, &ids, vec![TokenLogprobs::default(); ids.len().saturating_sub(1)]);
         prop_assert_eq!(echoed.len(), ids.len());

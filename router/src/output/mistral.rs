@@ -1,11 +1,12 @@
 //! [`Mistral`]: text, then `[TOOL_CALLS]` and a JSON list of calls; newer models write each call as
-//! `[TOOL_CALLS]name[ARGS]{..}` or `name{..}`.
+//! `[TOOL_CALLS]name[ARGS]{..}` or `name{..}`, some of them with `[CALL_ID]` and an id behind the name.
 
 use super::call::{ToolCall, first_value};
 use super::marker::{Marker, MarkerMatch};
 use super::{Piece, ToolCallParser, push_content};
 
 const OPEN: &str = "[TOOL_CALLS]";
+const CALL_ID: &str = "[CALL_ID]";
 const ARGS: &str = "[ARGS]";
 
 #[derive(Debug)]
@@ -30,8 +31,10 @@ impl Mistral {
                 calls.extend(ToolCall::list_from_json(value, &self.tools)?);
                 rest = after.trim_start();
             } else {
-                let (name, body) = rest.split_at(rest.find('{')?);
+                let (head, body) = rest.split_at(rest.find('{')?);
                 let (arguments, after) = first_value(body)?;
+                // The id is dropped: calls in answers have the router's.
+                let name = head.split_once(CALL_ID).map_or(head, |(name, _)| name);
                 let name = name.trim().trim_end_matches(ARGS).trim();
                 calls.push(ToolCall::new(name, Some(arguments), Some(&self.tools))?);
                 rest = after.trim_start();

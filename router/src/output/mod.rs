@@ -68,7 +68,7 @@ impl ToolSyntax {
         match self {
             Self::Hermes => &["<tool_call>", "</tool_call>"],
             Self::Llama => &["<|python_tag|>"],
-            Self::Mistral => &["[TOOL_CALLS]", "[ARGS]"],
+            Self::Mistral => &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
         }
     }
 }
@@ -103,32 +103,56 @@ pub struct OutputFormat {
     pub single_call: bool,
 }
 
-/// Whether the output begins with reasoning between `<think>` and `</think>`.
+/// The markers around reasoning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReasoningSyntax {
+    /// `<think>` and `</think>`: Qwen, DeepSeek and most others.
+    Tags,
+    /// `[THINK]` and `[/THINK]`: Mistral.
+    Brackets,
+}
+
+impl ReasoningSyntax {
+    /// The opening and the closing marker; special tokens of some models.
+    fn markers(self) -> [&'static str; 2] {
+        match self {
+            Self::Tags => ["<think>", "</think>"],
+            Self::Brackets => ["[THINK]", "[/THINK]"],
+        }
+    }
+}
+
+/// Whether the output begins with reasoning between two markers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ReasoningFormat {
     /// It does not.
     #[default]
     None,
-    /// It does if it begins with `<think>`.
-    Optional,
-    /// It does: the prompt already ends with `<think>`.
-    OpenedByPrompt,
+    /// It does if it begins with the opening marker.
+    Optional(ReasoningSyntax),
+    /// It does: the prompt already ends with the opening marker.
+    OpenedByPrompt(ReasoningSyntax),
 }
 
 impl ReasoningFormat {
-    /// Detects whether a model writes reasoning from its chat template. Some templates have only `</think>`,
-    /// with which they remove the reasoning of earlier messages.
+    /// Detects whether a model writes reasoning from its chat template. Some templates have only the closing
+    /// marker, with which they remove the reasoning of earlier messages.
     pub fn from_template(source: &str) -> Self {
-        let has_reasoning = source.contains("<think>") || source.contains("</think>");
-        if has_reasoning { Self::Optional } else { Self::None }
+        let is_used =
+            |syntax: &ReasoningSyntax| syntax.markers().into_iter().any(|marker| source.contains(marker));
+        let syntaxes = [ReasoningSyntax::Tags, ReasoningSyntax::Brackets];
+        syntaxes.into_iter().find(is_used).map_or(Self::None, Self::Optional)
     }
 }
 
 impl OutputFormat {
     /// Adapts the format to the prompt: a chat template may have opened the reasoning already.
     pub fn apply_prompt(&mut self, prompt: &str) {
-        if self.reasoning == ReasoningFormat::Optional && prompt.trim_end().ends_with("<think>") {
-            self.reasoning = ReasoningFormat::OpenedByPrompt;
+        if let ReasoningFormat::Optional(syntax) = self.reasoning {
+            let [open, _] = syntax.markers();
+            if prompt.trim_end().ends_with(open) {
+                self.reasoning = ReasoningFormat::OpenedByPrompt(syntax);
+            }
         }
     }
 
@@ -143,8 +167,8 @@ impl OutputFormat {
             CallFormat::Auto { syntax, .. } => syntax.special_tokens().to_vec(),
             _ => Vec::new(),
         };
-        if self.reasoning != ReasoningFormat::None {
-            tokens.extend(["<think>", "</think>"]);
+        if let ReasoningFormat::Optional(syntax) | ReasoningFormat::OpenedByPrompt(syntax) = self.reasoning {
+            tokens.extend(syntax.markers());
         }
         tokens
     }

@@ -1,16 +1,13 @@
-//! [`Reasoning`]: parses the text between `<think>` and `</think>` at the start of an output.
+//! [`Reasoning`]: parses the text between two markers at the start of an output.
 
 use super::marker::{Marker, MarkerMatch};
-use super::{Piece, ReasoningFormat, ToolCallParser};
-
-const OPEN: &str = "<think>";
-const CLOSE: &str = "</think>";
+use super::{Piece, ReasoningFormat, ReasoningSyntax, ToolCallParser};
 
 /// Current position in the output.
 #[derive(Debug)]
 enum State {
     /// Only whitespace so far, which may be long, and possibly a prefix of the opening marker.
-    Before { space: String, prefix: String },
+    Before { syntax: ReasoningSyntax, space: String, prefix: String },
     /// Inside the reasoning.
     Inside(Marker),
     /// After it: everything goes to the parser of calls.
@@ -26,8 +23,13 @@ impl Reasoning {
     pub(super) fn new(format: ReasoningFormat) -> Self {
         let state = match format {
             ReasoningFormat::None => State::After,
-            ReasoningFormat::Optional => State::Before { space: String::new(), prefix: String::new() },
-            ReasoningFormat::OpenedByPrompt => State::Inside(Marker::new(CLOSE)),
+            ReasoningFormat::Optional(syntax) => {
+                State::Before { syntax, space: String::new(), prefix: String::new() }
+            }
+            ReasoningFormat::OpenedByPrompt(syntax) => {
+                let [_, close] = syntax.markers();
+                State::Inside(Marker::new(close))
+            }
         };
         Self { state }
     }
@@ -45,14 +47,15 @@ impl Reasoning {
                     self.state = State::After;
                 }
             }
-            State::Before { space, prefix } if prefix.is_empty() && character.is_whitespace() => {
+            State::Before { space, prefix, .. } if prefix.is_empty() && character.is_whitespace() => {
                 space.push(character);
             }
-            State::Before { prefix, .. } => {
+            State::Before { syntax, prefix, .. } => {
+                let [open, close] = syntax.markers();
                 prefix.push(character);
-                if prefix == OPEN {
-                    self.state = State::Inside(Marker::new(CLOSE));
-                } else if !OPEN.starts_with(prefix.as_str()) {
+                if prefix == open {
+                    self.state = State::Inside(Marker::new(close));
+                } else if !open.starts_with(prefix.as_str()) {
                     self.flush_buffered(calls, pieces);
                 }
             }
@@ -70,7 +73,7 @@ impl Reasoning {
 
     /// The output does not begin with reasoning: pass on the withheld text.
     fn flush_buffered(&mut self, calls: &mut dyn ToolCallParser, pieces: &mut Vec<Piece>) {
-        if let State::Before { space, prefix } = std::mem::replace(&mut self.state, State::After) {
+        if let State::Before { space, prefix, .. } = std::mem::replace(&mut self.state, State::After) {
             space.chars().chain(prefix.chars()).for_each(|character| calls.push(character, pieces));
         }
     }

@@ -115,6 +115,8 @@ fn mistral() {
     check(&format, list, &calls);
     let named = r#"[TOOL_CALLS]get_weather[ARGS]{"city": "[TOOL_CALLS]"}[TOOL_CALLS]send{}"#;
     check(&format, named, &calls);
+    let with_ids = r#"[TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]{"city": "[TOOL_CALLS]"}[TOOL_CALLS]send[CALL_ID]f5[ARGS]{}"#;
+    check(&format, with_ids, &calls);
     check(&format, &format!("Sure. {list}"), &[content("Sure. "), calls[0].clone(), calls[1].clone()]);
     for text in ["[TOOL_CALLS] [{", "[TOOL_CALLS]", "[TOOL_CALL] x", "[[TOOL_CALLS", "[TOOL_CALLS]other{}"] {
         check(&format, text, &[content(text)]);
@@ -146,11 +148,12 @@ fn numbers_in_arguments_are_as_the_model_wrote_them() {
 
 #[test]
 fn reasoning_comes_before_everything() {
-    let optional = auto(ToolSyntax::Hermes, ReasoningFormat::Optional);
+    let tags = ReasoningSyntax::Tags;
+    let optional = auto(ToolSyntax::Hermes, ReasoningFormat::Optional(tags));
     let text = "\n<think>\n2 < 3, so </thin <tool_call>no</tool_call>\n</think>\n\nYes.";
     let inside = reasoning_piece("\n2 < 3, so </thin <tool_call>no</tool_call>\n");
     check(&optional, text, &[inside.clone(), content("\n\nYes.")]);
-    let opened = OutputFormat { reasoning: ReasoningFormat::OpenedByPrompt, ..OutputFormat::default() };
+    let opened = OutputFormat { reasoning: ReasoningFormat::OpenedByPrompt(tags), ..OutputFormat::default() };
     check(&opened, "so be it</think>then", &[reasoning_piece("so be it"), content("then")]);
     check(&opened, "it never ends </thi", &[reasoning_piece("it never ends </thi")]);
     check(&optional, "<thinking> is text", &[content("<thinking> is text")]);
@@ -158,6 +161,23 @@ fn reasoning_comes_before_everything() {
     let with_calls = "<think>a</think><tool_call>{\"name\": \"send\"}</tool_call>";
     check(&optional, with_calls, &[reasoning_piece("a"), call("send", "{}")]);
     check(&OutputFormat::default(), text, &[content(text)]);
+}
+
+#[test]
+fn reasoning_of_mistral() {
+    let mut format = auto(ToolSyntax::Mistral, ReasoningFormat::Optional(ReasoningSyntax::Brackets));
+    let markers = ["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[THINK]", "[/THINK]"];
+    assert_eq!(format.special_tokens(), markers);
+    let text = "[THINK]a [/THINK yes</think>[/THINK]b[TOOL_CALLS]send[ARGS]{}";
+    let expected = [reasoning_piece("a [/THINK yes</think>"), content("b"), call("send", "{}")];
+    check(&format, text, &expected);
+    check(&format, "<think>a</think>b", &[content("<think>a</think>b")]);
+    check(&format, "[THINKING]", &[content("[THINKING]")]);
+    format.apply_prompt("[INST]hi[/INST]<think>");
+    assert_eq!(format.reasoning, ReasoningFormat::Optional(ReasoningSyntax::Brackets));
+    format.apply_prompt("[INST]hi[/INST][THINK]\n");
+    assert_eq!(format.reasoning, ReasoningFormat::OpenedByPrompt(ReasoningSyntax::Brackets));
+    check(&format, "a[/THINK]b", &[reasoning_piece("a"), content("b")]);
 }
 
 #[test]
@@ -190,9 +210,12 @@ fn the_syntax_is_detected_from_the_template() {
 
 #[test]
 fn reasoning_is_detected_from_the_template() {
+    let tags = ReasoningFormat::Optional(ReasoningSyntax::Tags);
+    let brackets = ReasoningFormat::Optional(ReasoningSyntax::Brackets);
     for (source, format) in [
-        ("{% if add_generation_prompt %}<think>{% endif %}", ReasoningFormat::Optional),
-        ("{{ m.content.split('</think>')[-1] }}", ReasoningFormat::Optional),
+        ("{% if add_generation_prompt %}<think>{% endif %}", tags),
+        ("{{ m.content.split('</think>')[-1] }}", tags),
+        ("[THINK]{{ m.thinking }}[/THINK]", brackets),
         ("{{ m.content }} think", ReasoningFormat::None),
     ] {
         assert_eq!(ReasoningFormat::from_template(source), format, "{source}");
@@ -206,9 +229,10 @@ fn a_long_output_of_whitespace_is_parsed_in_linear_time() {
     let text = " ".repeat(4 << 20);
     let tools = vec!["f".to_owned()];
     let calls = CallFormat::Auto { syntax: ToolSyntax::Llama, tools };
+    let reasoning = ReasoningFormat::Optional(ReasoningSyntax::Tags);
     for format in [
         OutputFormat { calls, ..OutputFormat::default() },
-        OutputFormat { reasoning: ReasoningFormat::Optional, ..OutputFormat::default() },
+        OutputFormat { reasoning, ..OutputFormat::default() },
     ] {
         let mut parser = OutputParser::new(&format);
         assert!(parser.push(&text).is_empty(), "it may still become something else");

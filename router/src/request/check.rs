@@ -56,7 +56,7 @@ impl RawRequest {
             stop: self.checked_stops(&entry, min_tokens, &output)?,
             client_stop_token_ids: self.client_stop_token_ids(&entry),
             output,
-            seed: self.seed.map_or_else(draw_seed, |seed| seed as u64),
+            seed: self.seed.filter(|seed| *seed != RANDOM_SEED).map_or_else(draw_seed, |seed| seed as u64),
             logprobs: logprobs.map(|count| count as u32),
             echo: self.echo,
             grammar: self.grammar,
@@ -187,6 +187,21 @@ impl RawRequest {
         min_tokens: u32,
         output: &OutputFormat,
     ) -> Result<StopConditions, RouterError> {
+        self.check_stop_strings()?;
+        let token_ids = self.checked_stop_token_ids(entry)?;
+        let visible = output.special_tokens().into_iter().filter_map(|token| entry.text.token_id(token));
+        let visible_token_ids = visible.collect();
+        Ok(StopConditions {
+            strings: self.stop.clone(),
+            token_ids,
+            included: self.include_stop,
+            keep_special_tokens: self.keep_special_tokens,
+            visible_token_ids,
+            min_tokens,
+        })
+    }
+
+    fn check_stop_strings(&self) -> Result<(), RouterError> {
         let (field, max) = (self.names.stop, limits::STOPS_MAX);
         if self.stop.len() > max {
             let message = format!("{field} has {} strings, at most {max} are allowed", self.stop.len());
@@ -202,6 +217,16 @@ impl RawRequest {
                 return Err(RouterError::invalid(field, message));
             }
         }
+        let (len, max) = (self.stop.iter().map(String::len).sum::<usize>(), limits::STOPS_BYTES_MAX);
+        if len > max {
+            let message = format!("{field} has {len} bytes in all strings, at most {max} are allowed");
+            return Err(RouterError::invalid(field, message));
+        }
+        Ok(())
+    }
+
+    /// Returns the stop tokens, including the model's own.
+    fn checked_stop_token_ids(&self, entry: &ModelEntry) -> Result<Vec<TokenId>, RouterError> {
         let (len, max) = (self.stop_token_ids.len(), limits::STOP_TOKEN_IDS_MAX);
         if len > max {
             let message = format!("stop_token_ids has {len} ids, at most {max} are allowed");
@@ -220,9 +245,7 @@ impl RawRequest {
                 format!("stop_token_ids has {len} ids including the model's own, at most {max} are allowed");
             return Err(RouterError::invalid("stop_token_ids", message));
         }
-        let visible = output.special_tokens().into_iter().filter_map(|token| entry.text.token_id(token));
-        let visible_token_ids = visible.collect();
-        Ok(StopConditions { strings: self.stop.clone(), token_ids, visible_token_ids, min_tokens })
+        Ok(token_ids)
     }
 
     /// Returns the stop tokens that only the client asked for.
@@ -333,6 +356,9 @@ impl RawSpeculation {
         })
     }
 }
+
+/// The seed that asks for a random one, as vLLM and llama.cpp read it.
+const RANDOM_SEED: i64 = -1;
 
 /// Draws a seed that any client can send back: integers up to 2^53 survive JSON in every language.
 fn draw_seed() -> u64 {

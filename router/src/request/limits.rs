@@ -16,9 +16,11 @@ pub const SEQUENCES_MAX: usize = 128;
 /// Maximum number of messages in a conversation.
 pub const MESSAGES_MAX: usize = 2_048;
 /// Maximum number of stop strings.
-pub const STOPS_MAX: usize = 16;
+pub const STOPS_MAX: usize = 64;
 /// Maximum size of a stop string, in bytes.
 pub const STOP_BYTES_MAX: usize = 512;
+/// Maximum size of all stop strings together, in bytes: each is compared with the text of every token.
+pub const STOPS_BYTES_MAX: usize = 8_192;
 /// Maximum number of stop token ids.
 pub const STOP_TOKEN_IDS_MAX: usize = 128;
 /// Maximum number of tokens with a logit bias.

@@ -35,8 +35,8 @@ impl RawPrompt {
     pub(super) fn into_checked(self, path: &str, entry: &ModelEntry) -> Result<Prompt, RouterError> {
         let empty = || RouterError::invalid(path, format!("{path} must not be empty"));
         match self {
-            Self::Text(text) if text.is_empty() => Err(empty()),
-            Self::Text(text) => Ok(Prompt::Text(text)),
+            Self::Text { text, .. } if text.is_empty() => Err(empty()),
+            Self::Text { text, framing } => Ok(Prompt::Text { text, framing }),
             Self::TokenIds(ids) if ids.is_empty() => Err(empty()),
             Self::TokenIds(ids) => Ok(Prompt::TokenIds(checked_token_ids(path, &ids, entry)?)),
             Self::Chat { messages, .. } if messages.is_empty() => Err(empty()),

@@ -5,7 +5,7 @@ use serde_json::Map;
 
 use super::structure::RawGrammar;
 use super::tools::RawTools;
-use text::ConversationMessage;
+use text::{ConversationMessage, Framing};
 
 /// `max_tokens` of a request whose output may fill the window, as vLLM's and llama.cpp's clients send it.
 pub const NO_LIMIT: i64 = -1;
@@ -25,12 +25,16 @@ pub struct RawRequest {
     pub min_tokens: Option<i64>,
     /// Choices per prompt.
     pub n: Option<i64>,
-    /// Absent: drawn by the router.
+    /// Absent or -1: drawn by the router.
     pub seed: Option<i64>,
     /// Stop strings.
     pub stop: Vec<String>,
     /// Stop tokens besides the model's own.
     pub stop_token_ids: Vec<i64>,
+    /// Keep what ended a choice in its text.
+    pub include_stop: bool,
+    /// Spell out special tokens in the text of the output.
+    pub keep_special_tokens: bool,
     /// Ignore the model's own stop tokens.
     pub ignore_eos: bool,
     /// Number of top log probabilities to report per position; absent: none.
@@ -67,7 +71,12 @@ pub struct RawRequest {
 #[derive(Debug, Clone)]
 pub enum RawPrompt {
     /// Plain text.
-    Text(String),
+    Text {
+        /// The text.
+        text: String,
+        /// Whether the tokenizer adds its special tokens.
+        framing: Framing,
+    },
     /// Token ids.
     TokenIds(Vec<i64>),
     /// A conversation.

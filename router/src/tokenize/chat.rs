@@ -1,11 +1,12 @@
-//! Renders a conversation in the form that the model's chat template accepts. Some templates restrict tool
-//! calls more than the APIs do: Mistral's require short ids, Llama 3's a single call per message.
+//! Renders a conversation in the form that the model's chat template accepts. Some templates restrict
+//! conversations more than the APIs do: Mistral's require short ids of tool calls, Llama 3's a single call
+//! per message, and those of newer Qwen models allow messages of the system only at the beginning.
 
 use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
-use text::{ChatTemplate, ConversationMessage, ModelText, RenderedChat, TextError};
+use text::{CONTINUE_FINAL_MESSAGE, ChatTemplate, ConversationMessage, ModelText, RenderedChat, TextError};
 
 /// Part of the message with which Mistral's templates refuse other ids.
 const SHORT_IDS_ONLY: &str = "alphanumeric strings with length 9";
@@ -24,16 +25,18 @@ pub(super) fn render(
     if template.source().contains(SHORT_IDS_ONLY) {
         shorten_ids(messages.to_mut());
     }
-    match model.render_chat(template, &messages, template_kwargs) {
-        // The template may refuse several calls in one message.
-        Err(TextError::Refused(reason)) => match with_single_calls(&messages) {
-            Some(split) => {
-                model.render_chat(template, &split, template_kwargs).map_err(|_| TextError::Refused(reason))
-            }
-            None => Err(TextError::Refused(reason)),
-        },
-        result => result,
-    }
+    let render_form = |form: &[ConversationMessage]| model.render_chat(template, form, template_kwargs);
+    let reason = match render_form(&messages) {
+        Err(TextError::Refused(reason)) => reason,
+        result => return result,
+    };
+    // The template may refuse several calls in one message, messages of the system behind others, or both.
+    let is_continued = template_kwargs.get(CONTINUE_FINAL_MESSAGE) == Some(&Value::Bool(true));
+    let single_calls = || with_single_calls(&messages);
+    let system_first = || with_system_first(&messages, is_continued);
+    let both = || with_single_calls(&system_first()?);
+    let forms: [&dyn Fn() -> Option<Vec<ConversationMessage>>; 3] = [&single_calls, &system_first, &both];
+    forms.iter().find_map(|form| render_form(&form()?).ok()).ok_or(TextError::Refused(reason))
 }
 
 /// Replaces the ids of calls and of their results.
@@ -61,6 +64,22 @@ fn short_id(id: &str) -> String {
         char::from(digit)
     };
     (0..SHORT_ID_LEN).map(|_| digit()).collect()
+}
+
+/// Joins the messages of the system to one at the beginning; `None` if there is none behind another message,
+/// or if the model continues one of them.
+fn with_system_first(
+    messages: &[ConversationMessage],
+    is_continued: bool,
+) -> Option<Vec<ConversationMessage>> {
+    let is_system = |message: &ConversationMessage| message.role == "system";
+    if !messages.iter().skip(1).any(is_system) || (is_continued && messages.last().is_some_and(is_system)) {
+        return None;
+    }
+    let (system, others): (Vec<_>, Vec<_>) = messages.iter().partition(|message| is_system(message));
+    let texts: Vec<&str> = system.into_iter().map(ConversationMessage::text).collect();
+    let first = ConversationMessage::new("system", texts.join("\n\n"));
+    Some(std::iter::once(first).chain(others.into_iter().cloned()).collect())
 }
 
 /// Splits messages with several calls; `None` if there are none.

@@ -129,7 +129,7 @@ fn is_refusal(error: &anyhow::Error) -> bool {
     let is_of_transport = |cause: &(dyn std::error::Error + 'static)| {
         cause.is::<ConnectionEnded>()
             || cause.is::<tonic::transport::Error>()
-            || cause.is::<tonic::Status>()
+            || cause.downcast_ref::<tonic::Status>().is_some_and(|status| !is_of_versions(status))
             || cause.is::<std::io::Error>()
             || cause.is::<tokio::time::error::Elapsed>()
     };
@@ -137,6 +137,11 @@ fn is_refusal(error: &anyhow::Error) -> bool {
     // TLS faults arrive as texts of the transport.
     let is_of_tls = ["certificate", "fatal alert", "HandshakeFailure"].iter().any(|word| text.contains(word));
     is_of_tls || !error.chain().any(is_of_transport)
+}
+
+/// Whether a worker refuses this router's protocol version.
+fn is_of_versions(status: &tonic::Status) -> bool {
+    status.code() == tonic::Code::FailedPrecondition
 }
 
 /// Joins an error and its causes, skipping repetitions: transports repeat the text of their causes.
@@ -177,6 +182,7 @@ mod tests {
             (io("invalid peer certificate: UnknownIssuer"), true),
             (status("received fatal alert: CertificateRequired"), true),
             (anyhow::anyhow!("discovery lists the worker as draft, but its hello says target"), true),
+            (tonic::Status::failed_precondition("upgrade the older one").into(), true),
         ] {
             assert_eq!(is_refusal(&error), expected, "{error:#}");
         }

@@ -75,6 +75,7 @@ async fn a_conversation_is_the_same_in_both_apis() {
     let turns = json!([
         { "role": "user", "content": [{ "type": "text", "text": "a", "cache_control": { "type": "ephemeral" } }, { "type": "text", "text": "b" }] },
         { "role": "assistant", "content": "c" }, { "role": "user", "content": "d" },
+        { "role": "system", "content": [{ "type": "text", "text": "e" }] },
     ]);
     let body = request(json!({ "messages": turns, "system": [{ "type": "text", "text": "Be brief." }] }));
     let message = router.ok(MESSAGES, &body).await;
@@ -82,6 +83,7 @@ async fn a_conversation_is_the_same_in_both_apis() {
     let turns = json!([
         { "role": "system", "content": "Be brief." }, { "role": "user", "content": "a\nb" },
         { "role": "assistant", "content": "c" }, { "role": "user", "content": "d" },
+        { "role": "system", "content": "e" },
     ]);
     router.ok("/v1/chat/completions", &json!({ "model": MODEL, "messages": turns })).await;
     assert_eq!(router.lanes.take_one().prompt_ids, prompt);
@@ -99,7 +101,8 @@ const REFUSED: &str = r#"{"max_tokens": 0} | 400 | invalid_request_error | max_t
 {"messages": []} | 400 | invalid_request_error | messages must not be empty
 {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y "}]} | 400 | invalid_request_error | must not end with whitespace
 {"max_tokens": 1.5} | 400 | invalid_request_error | max_tokens: invalid type: floating point
-{"messages": [{"role": "system", "content": "x"}]} | 400 | invalid_request_error | must be user or assistant, not `system`
+{"messages": [{"role": "developer", "content": "x"}]} | 400 | invalid_request_error | must be one of user, assistant, system, not `developer`
+{"messages": [{"role": "system", "content": [{"type": "tool_result", "tool_use_id": "1"}]}]} | 400 | invalid_request_error | of type `tool_result` is only allowed in messages of role user
 {"messages": [{"role": "user", "content": [{"type": "image"}]}]} | 400 | invalid_request_error | must be a text block, not one of type `image`
 {"tools": [{"name": "f", "input_schema": {}}]} | 400 | invalid_request_error | chat template has no supported tool call format
 {"tools": [{"type": "bash_20250124", "name": "bash"}]} | 400 | invalid_request_error | tools[0].type must be `custom`

@@ -107,7 +107,13 @@ async fn lists_and_counts_out_of_bounds() {
         (COMPLETIONS, json!({"n": 64, "prompt": ["a", "b", "c"]}), json!("n"), "192 sequences, at most 128"),
         (COMPLETIONS, json!({"n": 2, "best_of": 3}), json!("best_of"), "best_of must equal n (2), not 3"),
         (COMPLETIONS, json!({"prompt": many(129)}), json!("prompt"), "129 prompts, at most 128"),
-        (CHAT, json!({"stop": many(100)}), json!("stop"), "stop has 100 strings, at most 16"),
+        (CHAT, json!({"stop": many(100)}), json!("stop"), "stop has 100 strings, at most 64"),
+        (
+            CHAT,
+            json!({"stop": vec!["x".repeat(512); 17]}),
+            json!("stop"),
+            "stop has 8704 bytes in all strings, at most 8192",
+        ),
         (CHAT, json!({"stop": ["a", ""]}), json!("stop"), "stop[1] has 0 bytes"),
         (CHAT, json!({"stop": long}), json!("stop"), "513 bytes, a stop string must have 1 to 512"),
         (
@@ -362,7 +368,7 @@ async fn an_oversized_body_is_answered_on_a_real_socket() {
 }
 
 #[tokio::test]
-async fn invalid_output_constraints() {
+async fn invalid_answer_formats() {
     let schema = |schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}});
     let in_format = json!("response_format.json_schema.schema");
     let long = "a".repeat((128 << 10) + 1);
@@ -382,11 +388,30 @@ async fn invalid_output_constraints() {
             json!("response_format.json_schema"),
             "only allowed",
         ),
+        (
+            CHAT,
+            json!({"response_format": {"type": "text", "schema": {}}}),
+            json!("response_format.schema"),
+            "only allowed",
+        ),
+        (
+            CHAT,
+            json!({"response_format": {"type": "json_schema", "schema": {}, "json_schema": {}}}),
+            json!("response_format.schema"),
+            "send one of them",
+        ),
         (CHAT, schema(json!(7)), in_format.clone(), "must be a JSON schema"),
         (CHAT, schema(json!({"type": "strong"})), in_format.clone(), "strong"),
         (CHAT, schema(json!({"type": "object", "if": {}})), in_format.clone(), "if"),
         (CHAT, schema(json!({"$ref": "http://example.com/x"})), in_format.clone(), "cannot be used"),
         (CHAT, schema(json!({"enum": [long]})), in_format, "at most 131072 are allowed"),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn invalid_constraints_of_vllm() {
+    check_table(vec![
         (COMPLETIONS, json!({"guided_regex": "("}), json!("guided_regex"), "guided_regex cannot be used"),
         (COMPLETIONS, json!({"guided_regex": 7}), json!("guided_regex"), "a string"),
         (COMPLETIONS, json!({"guided_choice": []}), json!("guided_choice"), "0 texts, 1 to 4096 are allowed"),

@@ -93,6 +93,8 @@ async fn a_missing_seed_is_drawn_and_returned() {
     assert!((0..1 << 53).contains(&first), "{first}");
     let second = router.ok(COMPLETIONS, &completion(json!({}))).await["seed"].as_i64().unwrap();
     assert_ne!(first, second);
+    let random = router.ok(COMPLETIONS, &completion(json!({ "seed": -1 }))).await["seed"].as_i64().unwrap();
+    assert!((0..1 << 53).contains(&random) && random != first, "{random}");
     router.lanes.take_submitted();
     let again = router.ok(COMPLETIONS, &completion(json!({ "seed": first }))).await;
     assert_eq!((again["seed"].as_i64().unwrap(), router.lanes.take_one().spec.seed), (first, first as u64));
@@ -112,6 +114,39 @@ async fn a_stop_string_across_tokens_ends_the_choice() {
         chunks(&router.events(COMPLETIONS, &completion(json!({ "stop": "two ST", "stream": true }))).await);
     assert_eq!(streamed_text(&streamed, 0), "0 one ");
     assert!(streamed.iter().all(|chunk| !chunk["choices"][0]["text"].as_str().unwrap().contains('t')));
+}
+
+#[tokio::test]
+async fn a_stop_string_is_kept_on_request() {
+    let router = TestRouter::start().with_reply(" one two STOP three four five six seven eight");
+    let body = completion(json!({ "stop": ["two ST"], "include_stop_str_in_output": true }));
+    let answer = router.ok(COMPLETIONS, &body).await;
+    assert_eq!(text(&answer, 0), "0 one two ST");
+    assert_eq!(answer["choices"][0]["stop_reason"], "two ST");
+    let special = completion(json!({ "include_stop_str_in_output": true }));
+    let answer = router.ok(COMPLETIONS, &special).await;
+    assert_eq!(text(&answer, 0), "0 one two STOP three four five six seven eight", "without the end token");
+}
+
+#[tokio::test]
+async fn special_tokens_are_spelled_out_on_request() {
+    let router = TestRouter::start().with_reply(" one<|user|> two");
+    for (fields, expected) in [
+        (json!({}), "0 one two"),
+        (json!({ "skip_special_tokens": true }), "0 one two"),
+        (json!({ "skip_special_tokens": false }), "0 one<|user|> two"),
+        (json!({ "skip_special_tokens": false, "stop": "r|> t" }), "0 one<|use"),
+        (
+            json!({ "skip_special_tokens": false, "include_stop_str_in_output": true }),
+            "0 one<|user|> two<|end|>",
+        ),
+    ] {
+        assert_eq!(text(&router.ok(COMPLETIONS, &completion(fields.clone())).await, 0), expected, "{fields}");
+        let mut chat = json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hi" }] });
+        chat.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let answer = router.ok(CHAT, &chat).await;
+        assert_eq!(answer["choices"][0]["message"]["content"], expected, "{fields}");
+    }
 }
 
 #[tokio::test]

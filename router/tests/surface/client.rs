@@ -11,6 +11,7 @@ use axum::body::{Body, BodyDataStream, Bytes};
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use router::admission::{Admission, AdmissionLimits};
+use router::api::admin::read_only;
 use router::api::allowed_hosts::AllowedHosts;
 use router::api::grpc::grpc_service;
 use router::api::grpc_key::require_key;
@@ -273,13 +274,17 @@ impl TestRouter {
 
     /// The console at a loopback address.
     pub(crate) fn console_app(&self) -> Router {
-        console_app(self.state.clone(), Timelines::default(), self.pair.clone(), true)
+        console_app(self.state.clone(), Timelines::default(), self.pair.clone())
     }
 
     /// Sends a request to the console at an address reachable by others, of a router without keys.
     pub(crate) async fn console_at_public_address(&self, request: Request<Body>) -> Answer {
-        let app = console_app(self.state.clone(), Timelines::default(), self.pair.clone(), false);
-        Answer::of(app.oneshot(request).await.unwrap()).await
+        Answer::of(read_only(self.console_app()).oneshot(request).await.unwrap()).await
+    }
+
+    /// Sends a request to the admin app at an address reachable by others, of a router without keys.
+    pub(crate) async fn admin_at_public_address(&self, request: Request<Body>) -> Answer {
+        Answer::of(read_only(admin_app(self.state.clone())).oneshot(request).await.unwrap()).await
     }
 
     pub(crate) async fn metrics(&self) -> String {

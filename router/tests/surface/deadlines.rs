@@ -74,6 +74,7 @@ async fn the_wait_for_the_tokenizer_counts_against_the_deadline() {
         ("/detokenize", json!({ "tokens": [1] })),
         ("/v1/completions/render", json!({ "prompt": "hi" })),
         ("/v1/messages/count_tokens", json!({ "messages": [{ "role": "user", "content": "hi" }] })),
+        ("/v1/responses/input_tokens", json!({ "input": "hi" })),
     ] {
         body["model"] = MODEL.into();
         let mut request = post(path, body.to_string());

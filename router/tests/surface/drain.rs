@@ -57,3 +57,15 @@ async fn workers_are_drained_by_operators_only() {
         );
     }
 }
+
+#[tokio::test]
+async fn an_address_that_others_reach_without_keys_takes_no_orders() {
+    let router = TestRouter::start();
+    for method in ["POST", "DELETE"] {
+        let order = admin_request(method, "/admin/workers/10.0.0.7:8110/drain", &[]);
+        let answer = router.admin_at_public_address(order).await;
+        assert_eq!(answer.status, 400, "{method}");
+        assert!(answer.text().contains("--api-keys"), "{}", answer.text());
+    }
+    assert_eq!(router.admin_at_public_address(admin_request("GET", "/debug/lanes", &[])).await.status, 200);
+}

@@ -342,9 +342,9 @@ async fn fields_have_the_names_of_their_api() {
     let limit = |field: &str| format!("{field} must be at least 1");
     for (path, fields, expected) in [
         (MESSAGES, json!({ "stop_sequences": ["a", ""] }), "stop_sequences[1] has 0 bytes".to_owned()),
-        (MESSAGES, json!({ "stop_sequences": vec!["x"; 17] }), "stop_sequences has 17 strings".to_owned()),
+        (MESSAGES, json!({ "stop_sequences": vec!["x"; 65] }), "stop_sequences has 65 strings".to_owned()),
         (CHAT, json!({ "stop": ["a", ""] }), "stop[1] has 0 bytes".to_owned()),
-        (RESPONSES, json!({ "stop": vec!["x"; 17] }), "stop has 17 strings".to_owned()),
+        (RESPONSES, json!({ "stop": vec!["x"; 65] }), "stop has 65 strings".to_owned()),
         (MESSAGES, json!({ "max_tokens": 0 }), limit("max_tokens")),
         (CHAT, json!({ "max_tokens": 0 }), limit("max_tokens")),
         (RESPONSES, json!({ "max_output_tokens": 0 }), limit("max_output_tokens")),
@@ -356,6 +356,32 @@ async fn fields_have_the_names_of_their_api() {
         let message = message_of(&router.post(path, with(path, fields).to_string()).await);
         assert!(message.starts_with(&expected), "{path}: {expected} is not in {message}");
         assert!(message.contains("echo") == expected.contains("echo"), "{path}: {message}");
+    }
+}
+
+#[tokio::test]
+async fn fields_of_other_servers_are_refused_with_the_name_to_send() {
+    let router = TestRouter::start();
+    for (path, field, expected) in [
+        (CHAT, "enable_thinking", Some("chat_template_kwargs.enable_thinking (chat only)")),
+        (CHAT, "max_new_tokens", Some("max_tokens")),
+        (COMPLETIONS, "n_predict", Some("max_tokens")),
+        (COMPLETIONS, "top_n_tokens", Some("logprobs")),
+        (COMPLETIONS, "repeat_penalty", Some("repetition_penalty")),
+        (CHAT, "stop_sequences", Some("stop")),
+        (RESPONSES, "n_predict", Some("max_output_tokens")),
+        (RESPONSES, "response_format", Some("text.format")),
+        (MESSAGES, "response_format", Some("output_config.format")),
+        (MESSAGES, "stop", Some("stop_sequences")),
+        (RESPONSES, "repeat_penalty", None),
+        (MESSAGES, "enable_thinking", None),
+    ] {
+        let answer = router.post(path, with(path, json!({ field: 1 })).to_string()).await;
+        let message = message_of(&answer);
+        let start = format!("{field} is not a field of this endpoint, at line 1 column");
+        assert!(answer.status == 400 && message.starts_with(&start), "{path}: {message}");
+        let name = message.split_once(": send ").map(|(_, name)| name);
+        assert_eq!(name, expected, "{path}: {message}");
     }
 }
 

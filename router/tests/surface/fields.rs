@@ -120,7 +120,6 @@ async fn invalid_values_are_refused_by_name_and_the_next_request_works() {
 async fn defaults_of_refused_fields_are_accepted() {
     let router = TestRouter::start().with_reply(" fine");
     for (path, field, value) in [
-        (CHAT, "skip_special_tokens", json!(true)),
         (CHAT, "add_generation_prompt", json!(true)),
         (CHAT, "include_reasoning", json!(true)),
         (CHAT, "add_special_tokens", json!(false)),

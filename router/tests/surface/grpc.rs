@@ -78,6 +78,19 @@ async fn text_ids_and_usage_equal_those_over_http() {
 }
 
 #[tokio::test]
+async fn special_tokens_are_spelled_out_on_request() {
+    let router = TestRouter::start().with_reply(" one<|user|> two");
+    let mut client = client(&router).await;
+    for (skip_special_tokens, expected) in
+        [(None, "0 one two"), (Some(true), "0 one two"), (Some(false), "0 one<|user|> two")]
+    {
+        let request = v1::GenerateRequest { skip_special_tokens, ..text_request("hi") };
+        let messages = generate(&mut client, request).await.unwrap();
+        assert_eq!(text_of(&messages, 0), expected, "{skip_special_tokens:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_conversation_is_rendered() {
     let router = TestRouter::start().with_reply(" fine");
     let mut client = client(&router).await;
@@ -161,7 +174,7 @@ async fn bad_input_is_refused_with_the_same_messages() {
         ),
         (
             v1::GenerateRequest { stop: vec!["x".into(); 100], ..text_request("hi") },
-            "stop has 100 strings, at most 16",
+            "stop has 100 strings, at most 64",
         ),
         (
             v1::GenerateRequest { speculation: Some(unknown_mode), ..text_request("hi") },

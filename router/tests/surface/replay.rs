@@ -46,6 +46,7 @@ async fn fields_that_client_libraries_add_to_an_answer_change_nothing() {
         json!({ "provider_specific_fields": { "refusal": null } }),
         json!({ "reasoning_details": [{ "type": "reasoning.text", "text": "hm" }], "thinking_blocks": [{}] }),
         json!({ "cache_control": { "type": "ephemeral" } }),
+        json!({ "type": "text" }),
         json!({ "reasoning": "hm" }),
         json!({ "reasoning": "another" }),
         json!({ "reasoning": "hm", "reasoning_content": null }),

@@ -2,11 +2,12 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{MODEL, TestRouter, demo_encode, post};
+use crate::client::{MAX_MODEL_LEN, MODEL, TestRouter, demo_encode, post};
 use crate::fake_lanes::Script;
 use router::error::RouterError;
 
 const RESPONSES: &str = "/v1/responses";
+const COUNT: &str = "/v1/responses/input_tokens";
 
 fn request(fields: Value) -> Value {
     let mut body = json!({ "model": MODEL, "input": "hi", "seed": 7 });
@@ -113,6 +114,30 @@ async fn a_response_continues_an_earlier_one() {
     assert_eq!(last["response"]["previous_response_id"], second["id"]);
     let path = format!("{RESPONSES}/{}", last["response"]["id"].as_str().unwrap());
     assert_eq!(router.get(&path).await.json(), last["response"], "a streamed response is stored as well");
+}
+
+#[tokio::test]
+async fn input_tokens_are_counted() {
+    let router = TestRouter::start().with_reply(" fine");
+    let first = router.ok(RESPONSES, &request(json!({}))).await;
+    router.lanes.take_submitted();
+    for fields in [
+        json!({}),
+        json!({ "instructions": "Be brief.", "reasoning": { "effort": "high" }, "truncation": "auto" }),
+        json!({ "input": "more", "previous_response_id": first["id"] }),
+    ] {
+        let counted = request(fields);
+        let count = router.ok(COUNT, &counted).await;
+        assert!(router.lanes.take_submitted().is_empty(), "counting runs nothing");
+        router.ok(RESPONSES, &counted).await;
+        let num_tokens = router.lanes.take_one().prompt_ids.len();
+        let expected = json!({ "object": "response.input_tokens", "input_tokens": num_tokens });
+        assert_eq!(count, expected, "{counted}");
+    }
+    let long = router.ok(COUNT, &request(json!({ "input": "word ".repeat(5_000) }))).await;
+    assert!(long["input_tokens"].as_u64() > Some(MAX_MODEL_LEN.into()), "{long}: beyond the window");
+    let unknown = router.post_json(COUNT, &request(json!({ "previous_response_id": "resp_0" }))).await;
+    assert_eq!(unknown.json()["error"]["code"], "previous_response_not_found");
 }
 
 #[tokio::test]

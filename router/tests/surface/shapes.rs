@@ -31,7 +31,7 @@ fn chat(fields: Value) -> Value {
 }
 
 fn completion(fields: Value) -> Value {
-    let mut body = json!({ "model": MODEL, "seed": -1, "prompt": "one two" });
+    let mut body = json!({ "model": MODEL, "seed": -2, "prompt": "one two" });
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     body
 }

@@ -1,4 +1,5 @@
-//! Templates that restrict tool calls more than the APIs do: short ids, or a single call per message.
+//! Templates that restrict conversations more than the APIs do: short ids of calls, a single call per
+//! message, or messages of the system only at the beginning.
 
 use serde_json::{Value, json};
 
@@ -21,6 +22,10 @@ const SINGLE_CALLS: &str = "{% for m in messages %}[{{ m.role }}]\
 {% if m.tool_calls and m.tool_calls | length != 1 %}\
 {{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}\
 {{ m.content }}{% for c in m.tool_calls %}{{ c.id }}{% endfor %}{{ m.tool_call_id }};{% endfor %}[assistant]";
+
+/// Refuses messages of the system behind others, as those of newer Qwen models do.
+const SYSTEM_FIRST: &str = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
+{{ raise_exception('System message must be at the beginning.') }}{% endif %}{% endfor %}";
 
 const REPLY: &str = r#" sees [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "a"}}, {"name": "get_weather", "arguments": {"city": "b"}}]"#;
 
@@ -137,4 +142,35 @@ async fn a_template_that_refuses_split_calls_too_says_why() {
         assert_eq!((refused.status.as_u16(), &refused.json()["error"]["param"]), (400, &json!("messages")));
         assert!(refused.text().contains(expected), "{}", refused.text());
     }
+}
+
+#[tokio::test]
+async fn messages_of_the_system_move_to_the_beginning_where_the_template_allows_them_only_there() {
+    let strict = router_with(&format!("{SYSTEM_FIRST}{SINGLE_CALLS}")).with_reply(" fine");
+    let lenient = router_with(SINGLE_CALLS).with_reply(" fine");
+    let (a, b) = (json!({ "role": "system", "content": "a" }), json!({ "role": "system", "content": "b" }));
+    let hi = json!({ "role": "user", "content": "hi" });
+    for (messages, moved, in_place) in [
+        (json!([a, hi, b]), "[system]a\n\nb;[user]hi;", "[system]a;[user]hi;[system]b;"),
+        (json!([hi, b]), "[system]b;[user]hi;", "[user]hi;[system]b;"),
+        (json!([a, hi]), "[system]a;[user]hi;", "[system]a;[user]hi;"),
+    ] {
+        let body = json!({ "model": MODEL, "max_tokens": 5, "messages": messages });
+        let input = json!({ "model": MODEL, "input": messages });
+        for (path, body) in [(CHAT, &body), (MESSAGES, &body), (RESPONSES, &input)] {
+            strict.ok(path, body).await;
+            assert_eq!(prompt(&strict), format!("{moved}[assistant]"), "{path}");
+            lenient.ok(path, body).await;
+            assert_eq!(prompt(&lenient), format!("{in_place}[assistant]"), "{path}");
+        }
+    }
+    let mut with_calls = with_calls(&["1", "2"], &["1", "2"]);
+    with_calls["messages"].as_array_mut().unwrap().insert(1, b.clone());
+    strict.ok(CHAT, &with_calls).await;
+    let calls = "[assistant]sees1;[tool]sun1;[assistant]2;[tool]sun2;";
+    assert_eq!(prompt(&strict), format!("[system]b;[user]hi;{calls}[user]go on;[assistant]"));
+    let continued = json!({ "model": MODEL, "messages": [hi, b], "continue_final_message": true });
+    let refused = strict.post_json(CHAT, &continued).await;
+    assert_eq!((refused.status.as_u16(), &refused.json()["error"]["param"]), (400, &json!("messages")));
+    assert!(refused.text().contains("must be at the beginning"), "{}", refused.text());
 }

@@ -107,6 +107,12 @@ async fn full_and_streamed_responses_contain_the_same_calls() {
             json!({ "content": null, "reasoning": "0 thinks", "calls": 1 }),
             "tool_calls",
         ),
+        (
+            format!("{TEMPLATE}[THINK]"),
+            format!(" thinks[/THINK]{call}"),
+            json!({ "content": null, "reasoning": "0 thinks", "calls": 1 }),
+            "tool_calls",
+        ),
     ] {
         let router = router_with(&template).with_reply(&raw_output);
         let whole = router.ok(CHAT, &chat(json!({}))).await;

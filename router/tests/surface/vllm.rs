@@ -1,11 +1,18 @@
 //! vLLM's endpoints in addition to OpenAI's.
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use http::Request;
 use router::request::Auth;
 use serde_json::{Value, json};
+use text::{ModelText, asset};
 
-use crate::client::{ALIAS, END, MAX_MODEL_LEN, MODEL, TestRouter, demo_encode, demo_text, entry};
+use crate::calls_or_json::submitted;
+use crate::client::{
+    ALIAS, END, MAX_MODEL_LEN, MODEL, TestRouter, demo_encode, demo_text, entry, model_file,
+};
+use crate::tools::{TEMPLATE, router_with, weather};
 
 const COMPLETIONS: &str = "/v1/completions";
 
@@ -45,6 +52,56 @@ async fn a_conversation_is_tokenized_as_for_generation() {
     let rendered = router.ok("/v1/chat/completions/render", &body).await;
     assert_eq!(rendered["token_ids"], tokens);
     assert!(router.lanes.take_submitted().is_empty(), "rendering runs nothing");
+}
+
+#[tokio::test]
+async fn tools_are_tokenized_as_for_generation() {
+    let router = router_with(TEMPLATE).with_reply(" fine");
+    let body = json!({ "model": MODEL, "messages": message("hi"), "tools": [weather()] });
+    let tokens = router.ok("/tokenize", &body).await["tokens"].clone();
+    router.ok("/v1/chat/completions", &body).await;
+    assert_eq!(json!(router.lanes.take_one().prompt_ids), tokens);
+    let without = json!({ "model": MODEL, "messages": message("hi"), "tools": [] });
+    assert_ne!(router.ok("/tokenize", &without).await["tokens"], tokens);
+}
+
+/// A text that a client rendered itself has its special tokens.
+#[tokio::test]
+async fn special_tokens_are_added_to_texts_unless_the_client_declines() {
+    let mut tokenizer: Value = serde_json::from_slice(&model_file(asset::TOKENIZER)).unwrap();
+    let begin = json!({ "SpecialToken": { "id": "<|system|>", "type_id": 0 } });
+    let processor = &mut tokenizer["post_processor"];
+    processor["single"].as_array_mut().unwrap().insert(0, begin);
+    processor["special_tokens"]["<|system|>"] =
+        json!({ "id": "<|system|>", "ids": [3], "tokens": ["<|system|>"] });
+    let tokenizer = tokenizer.to_string();
+    let text = ModelText::from_assets(|name| (name == asset::TOKENIZER).then_some(tokenizer.as_bytes()));
+    let router = TestRouter::start().with_reply(" fine");
+    router.state.catalog.publish([entry(MODEL, Arc::new(text.unwrap()))]);
+    let ids = demo_encode("one two");
+    let begun = [vec![3], ids.clone()].concat();
+    for (value, expected) in [(Value::Null, &begun), (json!(true), &begun), (json!(false), &ids)] {
+        let body = json!({ "model": MODEL, "prompt": "one two", "add_special_tokens": value });
+        router.ok(COMPLETIONS, &body).await;
+        assert_eq!(&router.lanes.take_one().prompt_ids, expected, "{value}");
+        assert_eq!(router.ok("/tokenize", &body).await["tokens"], json!(expected), "{value}");
+    }
+}
+
+#[tokio::test]
+async fn a_format_may_have_its_schema_where_llama_cpp_reads_it() {
+    let router = TestRouter::start().with_reply("{}");
+    let schema = json!({ "type": "object", "properties": {}, "additionalProperties": false });
+    for format in [
+        json!({ "type": "json_object", "schema": schema }),
+        json!({ "type": "json_schema", "schema": schema }),
+        json!({ "type": "json_schema", "json_schema": { "schema": schema } }),
+    ] {
+        router.ok(COMPLETIONS, &json!({ "model": MODEL, "prompt": "hi", "response_format": format })).await;
+        let document: Value = serde_json::from_str(&submitted(&router)).unwrap();
+        assert_eq!(document["kind"], "json_schema", "{format}");
+        assert_eq!(serde_json::from_str::<Value>(document["text"].as_str().unwrap()).unwrap(), schema);
+    }
 }
 
 #[tokio::test]
@@ -95,7 +152,7 @@ async fn prompts_are_rendered_with_their_sampling_parameters() {
     let router = TestRouter::start();
     let body = json!({
         "model": MODEL, "prompt": ["one two", "three"], "max_tokens": 7, "seed": 5, "temperature": 0.5, "n": 2,
-        "stop": "x", "logit_bias": { "7": 2.5 }, "stream": true,
+        "stop": "x", "logit_bias": { "7": 2.5 }, "stream": true, "skip_special_tokens": false,
     });
     let rendered = router.ok("/v1/completions/render", &body).await;
     let rendered = rendered.as_array().unwrap();
@@ -109,6 +166,8 @@ async fn prompts_are_rendered_with_their_sampling_parameters() {
         ("temperature", json!(0.5)),
         ("n", json!(2)),
         ("stop", json!(["x"])),
+        ("skip_special_tokens", json!(false)),
+        ("include_stop_str_in_output", json!(false)),
         ("logit_bias", json!({ "7": 2.5 })),
         ("logprobs", Value::Null),
     ] {
@@ -169,6 +228,8 @@ const REFUSED: &str = r#"/tokenize | {} | 400 | model | model is required
 /tokenize | {"model": "org/demo", "messages": []} | 400 | messages | must not be empty
 /tokenize | {"model": "org/demo", "messages": [], "continue_final_message": true, "add_generation_prompt": true} | 400 | continue_final_message | cannot be combined
 /tokenize | {"model": "org/demo", "messages": [], "add_special_tokens": true} | 400 | add_special_tokens | not supported for conversations
+/tokenize | {"model": "org/demo", "messages": [], "tools": [5]} | 400 | tools[0].type | must be `function`
+/tokenize | {"model": "org/demo", "prompt": "x", "tools": [{}]} | 400 | tools | only allowed together with messages
 /tokenize | {"model": "org/demo", "prompts": "x"} | 400 | prompts | not a field
 /tokenize | {"model": "org/demo", "prompt": 5} | 400 | prompt | expected a string
 /detokenize | {"model": "org/demo"} | 400 | tokens | tokens is required

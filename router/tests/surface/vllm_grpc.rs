@@ -134,6 +134,23 @@ async fn unset_fields_take_the_defaults_of_vllm() {
 }
 
 #[tokio::test]
+async fn stop_strings_match_special_tokens_unless_these_are_skipped() {
+    let router = TestRouter::start().with_reply(" one<|user|> two");
+    let mut client = connect(&router).await;
+    let whole = [demo_encode("0 one<|user|> two"), vec![crate::client::END]].concat();
+    let cut = demo_encode("0 one<|user|>");
+    for (skip_special_tokens, expected) in [(true, &whole), (false, &cut)] {
+        let change = |message: &mut vllm::GenerateRequest| {
+            sampling(message).stop = vec!["<|user|>".to_owned()];
+            sampling(message).skip_special_tokens = skip_special_tokens;
+        };
+        let (_, complete) = read(&mut client, generate(change)).await;
+        assert_eq!(&complete.output_ids, expected, "{skip_special_tokens}");
+        assert_eq!(complete.finish_reason, "stop");
+    }
+}
+
+#[tokio::test]
 async fn a_request_is_aborted_by_its_id() {
     let router = TestRouter::start();
     router.lanes.set_script(Script::Hang);

@@ -188,9 +188,10 @@ impl Body {
         let messages =
             self.messages.ok_or_else(|| RouterError::invalid("messages", "messages is required"))?;
         for (idx, Object(RawMessage { role, content })) in messages.into_iter().enumerate() {
-            if !matches!(role.as_str(), "user" | "assistant") {
+            // Claude Code sends messages of the system between those of the user.
+            if !matches!(role.as_str(), "user" | "assistant" | "system") {
                 let path = format!("messages[{idx}].role");
-                let problem = format!("{path} must be user or assistant, not `{role}`");
+                let problem = format!("{path} must be one of user, assistant, system, not `{role}`");
                 return Err(RouterError::invalid(path, problem));
             }
             content.read(&format!("messages[{idx}].content"), &role, &mut builder)?;

@@ -22,8 +22,7 @@ use super::tokenizer_request::TokenizerRequest;
 use crate::error::RouterError;
 use crate::pipeline::AppState;
 use crate::pipeline::text_stream::TextStream;
-use crate::request::{CheckedRequest, Operation, RawRequest};
-use crate::tokenize::tokenize;
+use crate::request::{Operation, RawRequest};
 
 /// Path of this API; others begin with it and a slash.
 const PATH: &str = "/v1/messages";
@@ -45,13 +44,7 @@ pub(super) async fn count_tokens(
     // Required by the body's checks, but counting produces no output.
     body.max_tokens = body.max_tokens.or(Some(1));
     let (raw_request, _) = body.into_request(None)?;
-    let CheckedRequest { entry, prompts, .. } = raw_request.check(&state.catalog, &request.caller)?;
-    // A conversation longer than the window is counted, too: clients shorten it by its count.
-    let count = move || {
-        let tokens_of = |prompt| Ok(tokenize(&entry.text, prompt, entry.max_model_len)?.ids.len());
-        prompts.into_iter().map(tokens_of).sum()
-    };
-    let input_tokens: usize = request.tokenize(&state, count).await?;
+    let input_tokens = request.count_tokens(&state, raw_request).await?;
     Ok(Json(json!({ "input_tokens": input_tokens })).into_response())
 }
 

@@ -66,6 +66,8 @@ pub struct Body {
     pub stop: Option<Stops>,
     #[serde(deserialize_with = "integer::optional_list")]
     pub stop_token_ids: Option<Vec<i64>>,
+    pub include_stop_str_in_output: Option<bool>,
+    pub skip_special_tokens: Option<bool>,
     pub ignore_eos: Option<bool>,
     pub logprobs: Option<Logprobs>,
     #[serde(deserialize_with = "integer::optional")]
@@ -82,6 +84,7 @@ pub struct Body {
     pub priority: Option<i64>,
     pub disable_spec_decode: Option<bool>,
     pub disable_speculative_decoding: Option<bool>,
+    pub add_special_tokens: Option<bool>,
     #[serde(deserialize_with = "integer::optional")]
     pub truncate_prompt_tokens: Option<i64>,
     pub cache_salt: Option<String>,
@@ -108,9 +111,6 @@ pub struct Body {
     pub web_search_options: Option<Value>,
     pub moderation: Option<Value>,
     pub prompt_logprobs: Option<Value>,
-    pub include_stop_str_in_output: Option<Value>,
-    pub skip_special_tokens: Option<Value>,
-    pub add_special_tokens: Option<Value>,
     pub include_reasoning: Option<Value>,
     pub chat_template: Option<Value>,
     pub documents: Option<Value>,
@@ -207,7 +207,7 @@ impl Body {
         operation: Operation,
         header_task_type: Option<String>,
     ) -> Result<(RawRequest, CompletionOptions), RouterError> {
-        self.refuse_unsupported(operation)?;
+        self.refuse_unsupported()?;
         self.refuse_other_endpoint(operation)?;
         let options = self.response_options()?;
         let grammar = self.take_grammar()?;
@@ -228,7 +228,9 @@ impl Body {
                 tools.set_template_tools(&mut variables);
                 (conversation(self.messages, variables)?, "messages")
             }
-            Operation::Completion => (self.prompt.unwrap_or_default().0, "prompt"),
+            Operation::Completion => {
+                (self.prompt.unwrap_or_default().into_raw(self.add_special_tokens), "prompt")
+            }
         };
         let speculation = self.speculation.map(|Object(speculation)| speculation).unwrap_or_default();
         let prediction = self.prediction.map(|Object(prediction)| prediction.into_text()).transpose()?;
@@ -242,6 +244,8 @@ impl Body {
             seed: self.seed,
             stop: self.stop.unwrap_or_default().0,
             stop_token_ids: self.stop_token_ids.unwrap_or_default(),
+            include_stop: self.include_stop_str_in_output.unwrap_or(false),
+            keep_special_tokens: self.skip_special_tokens == Some(false),
             ignore_eos: self.ignore_eos.unwrap_or(false),
             logprobs,
             echo: self.echo.unwrap_or(false),
@@ -256,8 +260,6 @@ impl Body {
             priority: self.priority,
             truncate_prompt_tokens: self.truncate_prompt_tokens,
             cache_salt: self.cache_salt,
-            drop_oldest_messages: false,
-            fill_context_window: false,
             exclude_from_log: self.store == Some(false),
             names: FieldNames {
                 max_tokens: max_tokens_name,
@@ -266,6 +268,7 @@ impl Body {
                 echo: (operation == Operation::Completion).then_some("echo"),
                 ..FieldNames::default()
             },
+            ..RawRequest::default()
         };
         Ok((raw_request, CompletionOptions { call_field, ..options }))
     }

@@ -50,6 +50,9 @@ pub struct Message {
     reasoning_details: Option<IgnoredAny>,
     #[serde(default)]
     thinking_blocks: Option<IgnoredAny>,
+    // lm-eval's, with the value `text`.
+    #[serde(default, rename = "type")]
+    _type: IgnoredAny,
     // Prefixes are matched by content.
     #[serde(default, rename = "cache_control")]
     _cache_control: IgnoredAny,

@@ -10,10 +10,27 @@ use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use crate::api::integer;
 use crate::api::object::Object;
 use crate::request::raw::RawPrompt;
+use text::Framing;
 
 /// `prompt`: a text, several texts, token ids, or several lists of token ids.
 #[derive(Debug, Clone, Default)]
 pub struct Prompts(pub Vec<RawPrompt>);
+
+impl Prompts {
+    /// Returns the prompts, with the client's choice of `add_special_tokens`.
+    pub(super) fn into_raw(self, add_special_tokens: Option<bool>) -> Vec<RawPrompt> {
+        let with_framing = |prompt: RawPrompt| match prompt {
+            RawPrompt::Text { text, .. } => RawPrompt::Text { text, framing: framing(add_special_tokens) },
+            other => other,
+        };
+        self.0.into_iter().map(with_framing).collect()
+    }
+}
+
+/// Reads `add_special_tokens` of a text, true by default.
+pub fn framing(add_special_tokens: Option<bool>) -> Framing {
+    if add_special_tokens == Some(false) { Framing::AsIs } else { Framing::Add }
+}
 
 /// `stop`: a string or several.
 #[derive(Debug, Clone, Default)]
@@ -96,6 +113,9 @@ impl<'de> Deserialize<'de> for PromptItem {
 
 impl<'de> Deserialize<'de> for Prompts {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        fn plain(text: String) -> RawPrompt {
+            RawPrompt::Text { text, framing: Framing::Add }
+        }
         struct PromptsVisitor;
         impl<'de> Visitor<'de> for PromptsVisitor {
             type Value = Prompts;
@@ -105,21 +125,20 @@ impl<'de> Deserialize<'de> for Prompts {
                 )
             }
             fn visit_str<E: Error>(self, text: &str) -> Result<Prompts, E> {
-                Ok(Prompts(vec![RawPrompt::Text(text.to_owned())]))
+                Ok(Prompts(vec![plain(text.to_owned())]))
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Prompts, A::Error> {
                 let mut prompts = Vec::new();
                 let mut ids = Vec::new();
                 while let Some(item) = items.next_element()? {
                     match item {
-                        PromptItem::Text(text) => prompts.push(RawPrompt::Text(text)),
+                        PromptItem::Text(text) => prompts.push(plain(text)),
                         PromptItem::Ids(ids) => prompts.push(RawPrompt::TokenIds(ids)),
                         PromptItem::Id(id) => ids.push(id),
                     }
                 }
-                let homogeneous = prompts.windows(2).all(|pair| {
-                    matches!(pair[0], RawPrompt::Text(_)) == matches!(pair[1], RawPrompt::Text(_))
-                });
+                let is_text = |prompt: &RawPrompt| matches!(prompt, RawPrompt::Text { .. });
+                let homogeneous = prompts.windows(2).all(|pair| is_text(&pair[0]) == is_text(&pair[1]));
                 if !homogeneous || !(ids.is_empty() || prompts.is_empty()) {
                     return Err(Error::custom("a list of prompts must contain items of one type"));
                 }

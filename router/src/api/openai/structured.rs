@@ -21,6 +21,9 @@ pub struct ResponseFormat {
     pub r#type: String,
     #[serde(default)]
     pub json_schema: Option<Object<JsonSchema>>,
+    // llama.cpp's.
+    #[serde(default)]
+    pub schema: Option<Value>,
 }
 
 /// `response_format.json_schema`.
@@ -131,7 +134,23 @@ impl ResponseFormat {
             let message = format!("{field} is only allowed where {} is json_schema", names.kind);
             return Err(RouterError::invalid(field, message));
         }
-        grammar_from_format(&names, &self.r#type, self.json_schema.and_then(|Object(schema)| schema.schema))
+        let Some(schema) = self.schema else {
+            let schema = self.json_schema.and_then(|Object(schema)| schema.schema);
+            return grammar_from_format(&names, &self.r#type, schema);
+        };
+        let field = "response_format.schema";
+        match (self.r#type.as_str(), self.json_schema) {
+            ("json_object" | "json_schema", None) => grammar_from_schema(field, &schema).map(Some),
+            (_, Some(_)) => {
+                let message =
+                    format!("{field} and response_format.json_schema are the same: send one of them");
+                Err(RouterError::invalid(field, message))
+            }
+            (_, None) => {
+                let message = format!("{field} is only allowed where {} is json_object", names.kind);
+                Err(RouterError::invalid(field, message))
+            }
+        }
     }
 }
 

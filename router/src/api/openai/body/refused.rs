@@ -11,7 +11,7 @@ use crate::request::Operation;
 
 impl Body {
     /// Refuses unsupported fields that would change the answer.
-    pub(super) fn refuse_unsupported(&self, operation: Operation) -> Result<(), RouterError> {
+    pub(super) fn refuse_unsupported(&self) -> Result<(), RouterError> {
         let fields = [
             ("suffix", &self.suffix),
             ("modalities", &self.modalities),
@@ -20,9 +20,6 @@ impl Body {
             ("web_search_options", &self.web_search_options),
             ("moderation", &self.moderation),
             ("prompt_logprobs", &self.prompt_logprobs),
-            ("include_stop_str_in_output", &self.include_stop_str_in_output),
-            ("skip_special_tokens", &self.skip_special_tokens),
-            ("add_special_tokens", &self.add_special_tokens),
             ("include_reasoning", &self.include_reasoning),
             ("chat_template", &self.chat_template),
             ("documents", &self.documents),
@@ -35,10 +32,9 @@ impl Body {
             ("mm_processor_kwargs", &self.mm_processor_kwargs),
             ("kv_transfer_params", &self.kv_transfer_params),
         ];
-        refuse_fields("", &fields, |field, value| match (field, operation) {
-            ("add_special_tokens", Operation::Completion) => is_enabled(value),
-            ("skip_special_tokens" | "include_reasoning", _) => is_enabled(value),
-            ("length_penalty", _) => value.is_null() || value.as_f64() == Some(1.0),
+        refuse_fields("", &fields, |field, value| match field {
+            "include_reasoning" => is_enabled(value),
+            "length_penalty" => value.is_null() || value.as_f64() == Some(1.0),
             _ => is_disabled(field, value),
         })?;
         let n = self.n.unwrap_or(1);
@@ -57,7 +53,12 @@ impl Body {
     pub(super) fn refuse_other_endpoint(&self, operation: Operation) -> Result<(), RouterError> {
         let (fields, endpoint) = match operation {
             Operation::Chat => (
-                vec![("prompt", self.prompt.is_some()), ("echo", self.echo == Some(true))],
+                vec![
+                    ("prompt", self.prompt.is_some()),
+                    ("echo", self.echo == Some(true)),
+                    // The chat template adds its own.
+                    ("add_special_tokens", self.add_special_tokens == Some(true)),
+                ],
                 "/v1/completions",
             ),
             Operation::Completion => {

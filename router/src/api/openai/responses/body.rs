@@ -223,10 +223,7 @@ impl Body {
         let mut template_kwargs = Map::new();
         set_reasoning_effort(&mut template_kwargs, reasoning_effort.clone());
         parsed_tools.set_template_tools(&mut template_kwargs);
-        // Instructions apply to this response only; later ones do not inherit them.
-        let mut messages: Vec<ConversationMessage> =
-            self.instructions.iter().map(|text| ConversationMessage::new("system", text.clone())).collect();
-        messages.extend_from_slice(&conversation);
+        let messages = with_instructions(self.instructions.as_deref(), &conversation);
         let raw_request = RawRequest {
             model: self.model,
             prompts: vec![RawPrompt::Chat { messages, template_kwargs }],
@@ -242,12 +239,7 @@ impl Body {
             grammar: grammar.into_grammar()?,
             drop_oldest_messages: drop_oldest_items,
             exclude_from_log: self.store == Some(false),
-            names: FieldNames {
-                max_tokens: "max_output_tokens",
-                logprobs: "top_logprobs",
-                prompt: "input",
-                ..FieldNames::default()
-            },
+            names: field_names(),
             ..RawRequest::default()
         };
         let options = ResponseOptions {
@@ -314,6 +306,24 @@ impl Body {
             ],
             is_disabled,
         )
+    }
+}
+
+/// The conversation behind the instructions, which apply to this response only: later ones do not inherit them.
+fn with_instructions(
+    instructions: Option<&str>,
+    conversation: &[ConversationMessage],
+) -> Vec<ConversationMessage> {
+    let instructions = instructions.map(|text| ConversationMessage::new("system", text.to_owned()));
+    instructions.into_iter().chain(conversation.iter().cloned()).collect()
+}
+
+fn field_names() -> FieldNames {
+    FieldNames {
+        max_tokens: "max_output_tokens",
+        logprobs: "top_logprobs",
+        prompt: "input",
+        ..FieldNames::default()
     }
 }
 

@@ -31,6 +31,7 @@ use crate::api::pages::Parameters;
 use crate::api::parsed_output::ParsedOutput;
 use crate::api::path_text::PathText;
 use crate::api::sse;
+use crate::api::tokenizer_request::TokenizerRequest;
 use crate::error::RouterError;
 use crate::pipeline::AppState;
 use crate::pipeline::response_store::StoredResponse;
@@ -43,6 +44,19 @@ const ID_PREFIX: &str = "resp_";
 /// `POST /v1/responses`.
 pub(in crate::api) async fn create(State(state): State<AppState>, request: Request) -> Response {
     handle_request(state, Responses, request).await
+}
+
+/// `POST /v1/responses/input_tokens`.
+pub(in crate::api) async fn count_input_tokens(
+    State(state): State<AppState>,
+    request: Request,
+) -> Result<Response, RouterError> {
+    let (request, body): (_, Body) = TokenizerRequest::read(&state, request).await?;
+    let context = BodyContext { state: &state, caller: &request.caller, task_type: None };
+    let (raw_request, _) = Responses.parse(body, context)?;
+    let input_tokens = request.count_tokens(&state, raw_request).await?;
+    let count = json!({ "object": "response.input_tokens", "input_tokens": input_tokens });
+    Ok(Json(count).into_response())
 }
 
 /// `GET /v1/responses/{id}`.
