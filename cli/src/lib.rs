@@ -5,8 +5,9 @@
 //! ready line, logs, an orderly shutdown. [`engine_bench`] measures the engine alone, without processes.
 //! [`check_pair`] evaluates a pair in this process; [`mod@distill`] retrains a draft on a router's log;
 //! [`plan`] computes the needs and the speed of a pair from configurations alone. [`load`] is the load
-//! generator of all programs; [`mod@bench`] loads an endpoint and judges whether speculation pays. Production
-//! needs nothing from this crate, and no server crate may depend on it.
+//! generator of all programs; [`mod@bench`] loads an endpoint and judges whether speculation pays.
+//! [`completions`] prints scripts for shells. Production needs nothing from this crate, and no server crate
+//! may depend on it.
 
 #![forbid(unsafe_code)]
 
@@ -16,6 +17,7 @@ pub use service::config::EXIT_BAD_CONFIG as EXIT_USAGE;
 pub mod bench;
 pub mod check_pair;
 pub mod cluster;
+pub mod completions;
 mod count;
 pub mod distill;
 pub mod engine_bench;
@@ -23,4 +25,5 @@ pub mod load;
 mod output;
 pub mod plan;
 mod progress;
+mod shell;
 pub mod up;

@@ -4,8 +4,8 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-use outrider_cli::{EXIT_USAGE, bench, check_pair, distill, engine_bench, plan, up};
+use clap::{CommandFactory, Parser, Subcommand};
+use outrider_cli::{EXIT_USAGE, bench, check_pair, completions, distill, engine_bench, plan, up};
 
 const AFTER_HELP: &str = "\
 First steps:
@@ -32,7 +32,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Run a router and its workers on this machine until Ctrl-C.
-    Up(up::UpArgs),
+    Up(Box<up::UpArgs>),
     /// Load any OpenAI endpoint, with speculation and without, and judge whether to ship it.
     Bench(Box<bench::BenchArgs>),
     /// Measure the cost of forwards on this machine, relative to its read bandwidth.
@@ -43,6 +43,8 @@ enum Command {
     Distill(Box<distill::DistillArgs>),
     /// Compute what a pair of models needs and yields on given GPUs, from config.json alone.
     Plan(Box<plan::PlanArgs>),
+    /// Print a script that completes this tool's subcommands and flags in a shell.
+    Completions(completions::CompletionsArgs),
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -56,11 +58,12 @@ async fn main() -> ExitCode {
         }
     };
     match cli.command {
-        Command::Up(args) => up::main(args).await,
+        Command::Up(args) => up::main(*args).await,
         Command::Bench(args) => bench::main(*args).await,
         Command::EngineBench(args) => engine_bench::main(&args),
         Command::CheckPair(args) => check_pair::main(*args).await,
         Command::Distill(args) => distill::main(&args),
         Command::Plan(args) => plan::main(&args),
+        Command::Completions(args) => completions::main(&args, Cli::command()),
     }
 }

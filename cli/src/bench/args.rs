@@ -45,7 +45,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
     pub url: String,
 
-    /// API key, sent as a bearer token
+    /// API key, sent as a bearer token; other users of this machine can see a flag, and not the variable
     #[arg(long, value_name = "KEY", env = "OPENAI_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,
 

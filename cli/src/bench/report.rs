@@ -11,6 +11,7 @@ use super::plan::{Condition, LoadLevel};
 use super::run::{Cell, Experiment, Observations};
 use crate::load::cpu::GeneratorReport;
 use crate::load::{FigureOptions, Figures, Sample};
+use crate::shell;
 
 /// Largest number of failures that are quoted.
 const ERRORS_SHOWN: usize = 5;
@@ -276,7 +277,7 @@ fn faults(observations: &Observations) -> Vec<String> {
     faults
 }
 
-/// The command line as typed, without the API key.
+/// The command line, quoted for a shell, without the API key.
 fn command_line() -> String {
     // A path need not be valid Unicode.
     let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
@@ -292,5 +293,5 @@ fn command_line() -> String {
     for word in words.iter_mut().filter(|word| word.starts_with("--api-key=")) {
         *word = "--api-key=...".to_owned();
     }
-    words.join(" ")
+    words.iter().map(|word| shell::quote(word)).collect::<Vec<_>>().join(" ")
 }

@@ -30,7 +30,10 @@ pub enum ClusterError {
         source: std::io::Error,
     },
     /// The directory for the discovery file could not be created or written.
-    #[error("cannot write the discovery file in the temporary directory: {0}")]
+    #[error(
+        "cannot write the discovery file in the temporary directory: {0}: set TMPDIR to a directory with space \
+         that this user may write to"
+    )]
     Directory(#[source] std::io::Error),
     /// No free port was found.
     #[error("no free loopback port among {tried} tried from {first} on")]
@@ -40,9 +43,6 @@ pub enum ClusterError {
         /// The first port tried.
         first: u16,
     },
-    /// The process cannot listen for Ctrl-C, so it would leave child processes behind.
-    #[error("cannot listen for signals: {0}")]
-    Signals(#[source] std::io::Error),
     /// A process ended unexpectedly.
     #[error("{0}")]
     Died(ExitReport),

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
+use worker::compute_device::ComputeDevice::{self, Cpu, Cuda};
 
 use super::ROUTER;
 use super::error::ClusterError;
@@ -97,7 +98,11 @@ pub struct ClusterSpec {
     pub admin: SocketAddr,
     /// Worker discovery.
     pub discovery: Discovery,
-    /// Compute threads per worker; `None` uses the worker's default.
+    /// Compute device of the target workers.
+    pub target_device: ComputeDevice,
+    /// Compute device of the draft workers.
+    pub draft_device: ComputeDevice,
+    /// Compute threads per worker on the CPU; `None` uses the worker's default.
     pub threads: Option<NonZeroUsize>,
     /// File of accepted API keys.
     pub api_keys: Option<PathBuf>,
@@ -116,7 +121,7 @@ pub struct ClusterSpec {
 }
 
 impl ClusterSpec {
-    /// One target worker, one draft worker, free ports, static discovery, no API keys.
+    /// One target worker, one draft worker, both on the CPU, free ports, static discovery, no API keys.
     pub fn new(binaries: Binaries, target: impl Into<TargetKind>, draft: DraftKind) -> Self {
         let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
         Self {
@@ -131,6 +136,8 @@ impl ClusterSpec {
             grpc: any_port,
             admin: any_port,
             discovery: Discovery::Static,
+            target_device: Cpu,
+            draft_device: Cpu,
             threads: None,
             api_keys: None,
             log: None,
@@ -145,6 +152,15 @@ impl ClusterSpec {
     /// Number of draft workers at start.
     pub fn draft_count(&self) -> usize {
         if self.draft == DraftKind::None { 0 } else { self.draft_workers }
+    }
+
+    /// Whether draft and target workers both compute on the CPU, or on a common GPU.
+    fn draft_shares_device(&self) -> bool {
+        match (&self.target_device, &self.draft_device) {
+            (Cpu, Cpu) => true,
+            (Cuda(target), Cuda(draft)) => target.iter().any(|gpu| draft.contains(gpu)),
+            (Cpu, Cuda(_)) | (Cuda(_), Cpu) => false,
+        }
     }
 }
 
@@ -225,7 +241,7 @@ pub(super) fn worker_plan(
 ) -> Result<ProcessPlan, ClusterError> {
     let (listen, admin) = (free_address()?, free_address()?);
     let mut args = Arguments::default();
-    let (program, more) = match role {
+    let (program, device, more) = match role {
         WorkerRole::Target => {
             match &spec.target {
                 TargetKind::Model(directory) => args.pair("--model", directory),
@@ -234,7 +250,7 @@ pub(super) fn worker_plan(
             if spec.ballast > 0 {
                 args.pair("--ballast", spec.ballast.to_string());
             }
-            (&spec.binaries.target_worker, &spec.target_args)
+            (&spec.binaries.target_worker, &spec.target_device, &spec.target_args)
         }
         WorkerRole::Draft => {
             match &spec.draft {
@@ -245,17 +261,18 @@ pub(super) fn worker_plan(
                 DraftKind::Synthetic => args.synthetic(spec),
                 DraftKind::Ngram | DraftKind::None => args.pair("--method", "ngram"),
             }
-            (&spec.binaries.draft_worker, &spec.draft_args)
+            (&spec.binaries.draft_worker, &spec.draft_device, &spec.draft_args)
         }
     };
-    args.pair("--device", "cpu");
-    if let Some(threads) = spec.threads {
+    args.pair("--device", device.to_string());
+    if let Some(threads) = spec.threads.filter(|_| *device == Cpu) {
         args.pair("--threads", threads.to_string());
     }
     args.pair("--listen", listen.to_string());
     args.pair("--admin", admin.to_string());
-    if role == WorkerRole::Draft && !spec.draft_args.iter().any(|arg| arg == "--draft-ahead") {
-        // Draft and target share this machine: draft-ahead would slow down verification.
+    let is_set = spec.draft_args.iter().any(|arg| arg == "--draft-ahead");
+    if role == WorkerRole::Draft && spec.draft_shares_device() && !is_set {
+        // Draft-ahead would slow down verification, which needs the same device.
         args.pair("--draft-ahead", "0");
     }
     args.common(spec, discovery_uri);
@@ -398,6 +415,39 @@ mod tests {
         let plan = worker_plan(&foreign, WorkerRole::Draft, 0, "memory").unwrap();
         let expected = "--model /models/draft --target-tokenizer /models/target --device cpu ";
         assert!(line(&plan).starts_with(expected), "{}", line(&plan));
+    }
+
+    #[test]
+    fn a_worker_on_a_gpu_gets_its_device_and_no_threads() {
+        let mut spec = spec(DraftKind::Model("/models/draft".into()));
+        (spec.threads, spec.target_device) = (NonZeroUsize::new(2), Cuda(vec![0, 1]));
+        let target = worker_plan(&spec, WorkerRole::Target, 0, "memory").unwrap();
+        let expected = "--model /models/target --device cuda:0,1 --listen ";
+        assert!(line(&target).starts_with(expected), "{}", line(&target));
+        let draft = worker_plan(&spec, WorkerRole::Draft, 0, "memory").unwrap();
+        let expected = "--model /models/draft --device cpu --threads 2 --listen ";
+        assert!(line(&draft).starts_with(expected), "{}", line(&draft));
+    }
+
+    #[test]
+    fn nothing_is_drafted_ahead_on_a_device_that_the_target_needs() {
+        let [gpu, both, other] = [vec![0], vec![0, 1], vec![2]].map(Cuda);
+        let plan = |target_device: &ComputeDevice, draft_device: &ComputeDevice| {
+            let mut spec = spec(DraftKind::Model("/models/draft".into()));
+            (spec.target_device, spec.draft_device) = (target_device.clone(), draft_device.clone());
+            line(&worker_plan(&spec, WorkerRole::Draft, 0, "memory").unwrap())
+        };
+        for (target, draft, shared) in [
+            (&Cpu, &Cpu, true),
+            (&gpu, &gpu, true),
+            (&both, &gpu, true),
+            (&gpu, &Cpu, false),
+            (&Cpu, &gpu, false),
+            (&both, &other, false),
+        ] {
+            let line = plan(target, draft);
+            assert_eq!(line.contains("--draft-ahead 0"), shared, "{target} and {draft}: {line}");
+        }
     }
 
     #[test]

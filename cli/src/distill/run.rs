@@ -23,6 +23,7 @@ use crate::check_pair::local::LocalModel;
 use crate::check_pair::report::Report;
 use crate::check_pair::texts::CheckpointText;
 use crate::output::note;
+use crate::shell;
 
 /// Maximum number of held-out windows for the evaluation of losses.
 const EVAL_WINDOWS_MAX: usize = 64;
@@ -196,6 +197,7 @@ fn pair_options(args: &DistillArgs) -> PairOptions {
 impl DistillReport {
     fn text(&self, args: &DistillArgs, pair_report: &str) -> String {
         let EvalLoss { kl, cross_entropy } = self.before;
+        let out = args.out.display().to_string();
         let verdict = match self.after.kl < kl {
             true => "",
             false => "The new draft is not closer to the target on held-out rows: do not roll it out.\n",
@@ -205,11 +207,11 @@ impl DistillReport {
              Held-out rows, nats per token: KL(target || draft) {kl:.3} -> {:.3}, cross entropy {cross_entropy:.3} -> {:.3}\n\
              {verdict}\
              The new draft is in {out}. Run it as a shadow of the serving draft first:\n\
-             \x20 outrider-draft-worker --model {out} --shadow ..\n\
+             \x20 outrider-draft-worker --model {model} --shadow ..\n\
              then roll it out as described in docs/operating.md, \"Rolling out a draft\".\n",
             self.after.kl,
             self.after.cross_entropy,
-            out = args.out.display(),
+            model = shell::quote(&out),
         )
     }
 }

@@ -10,14 +10,16 @@ mod memory;
 mod report;
 mod slower;
 
+use std::fs::File;
+use std::io::Write as _;
 use std::num::NonZeroUsize;
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use engine::{Engine, EngineError, KernelError, LoadOptions, ReadProbe, WeightFormat};
 use speculation::logits::DrawError;
-use tempfile::TempDir;
 
 use measure::{Bench, Case, FormatBench};
 use memory::{LoadMemoryMeter, probe_bytes};
@@ -30,8 +32,6 @@ use crate::{EXIT_USAGE, output};
 const SEED: u64 = 1;
 /// An upper limit: KV memory is allocated as sequences grow.
 const KV_MEMORY_BYTES: u64 = 16 << 30;
-/// File name of a model's configuration.
-const CONFIG_FILE: &str = "config.json";
 /// Number of sequences in the batch case, with one row each.
 const BATCH: usize = 8;
 /// Upper limit for counts on the command line, to catch typing errors.
@@ -222,14 +222,15 @@ fn check_counts(flag: &'static str, counts: &[usize]) -> Result<(), BenchError> 
     }
 }
 
-/// Copies a config.json with another vocabulary size into a new directory.
-fn with_vocab(config: &Path, vocab: u32) -> std::io::Result<TempDir> {
+/// A copy of a config.json with another vocabulary size, in a file without a name: nothing is left behind,
+/// even if this process is killed.
+fn with_vocab(config: &Path, vocab: u32) -> std::io::Result<File> {
     let text = std::fs::read_to_string(config)?;
     let mut fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&text)?;
     fields.insert("vocab_size".to_owned(), vocab.into());
-    let dir = tempfile::tempdir()?;
-    std::fs::write(dir.path().join(CONFIG_FILE), serde_json::Value::Object(fields).to_string())?;
-    Ok(dir)
+    let mut file = tempfile::tempfile()?;
+    file.write_all(serde_json::Value::Object(fields).to_string().as_bytes())?;
+    Ok(file)
 }
 
 /// Source of the model.
@@ -237,19 +238,20 @@ enum Model {
     Checkpoint(PathBuf),
     Random {
         config: PathBuf,
-        /// Directory of a config.json with another vocabulary; deleted with this value.
-        _dir: Option<TempDir>,
+        /// The file with another vocabulary that `config` names; it exists as long as it is open.
+        _file: Option<File>,
     },
 }
 
 impl Model {
     fn new(args: &BenchArgs) -> Result<Self, BenchError> {
         match (args.model.strip_prefix("random:"), args.vocab) {
-            (Some(config), None) => Ok(Self::Random { config: PathBuf::from(config), _dir: None }),
+            (Some(config), None) => Ok(Self::Random { config: PathBuf::from(config), _file: None }),
             (Some(config), Some(vocab)) => {
                 let path = PathBuf::from(config);
-                let dir = with_vocab(&path, vocab).map_err(|source| BenchError::Config { path, source })?;
-                Ok(Self::Random { config: dir.path().join(CONFIG_FILE), _dir: Some(dir) })
+                let file = with_vocab(&path, vocab).map_err(|source| BenchError::Config { path, source })?;
+                let config = format!("/proc/self/fd/{}", file.as_raw_fd()).into();
+                Ok(Self::Random { config, _file: Some(file) })
             }
             (None, None) => Ok(Self::Checkpoint(PathBuf::from(&args.model))),
             (None, Some(vocab)) => Err(BenchError::Usage {

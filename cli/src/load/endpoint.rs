@@ -22,6 +22,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// What a URL must look like.
 const URL_FORM: &str = "expected http://HOST:PORT or https://HOST";
 
+/// Status of an answer to a request without a valid API key.
+const UNAUTHORIZED: u16 = 401;
+
 /// Timeout of a connection that only shows whether a server listens at an address.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -216,9 +219,13 @@ impl Endpoint {
         let asked = tokio::time::timeout(ANSWER_TIMEOUT, self.ask(path)).await;
         let answer = asked.unwrap_or_else(|_| Err(format!("no answer in {} s", ANSWER_TIMEOUT.as_secs())));
         let (status, text) = answer.map_err(&unreachable)?;
+        let remedy = match status {
+            UNAUTHORIZED => "; give a key with OPENAI_API_KEY or --api-key",
+            _ => "",
+        };
         match (200..300).contains(&status) {
             true => Ok(text),
-            false => Err(unreachable(format!("{status}: {}", text.trim()))),
+            false => Err(unreachable(format!("{status}: {}{remedy}", text.trim()))),
         }
     }
 

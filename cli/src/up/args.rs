@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use engine::ParameterCount;
+use worker::compute_device::ComputeDevice;
+use worker::memory::MemoryLimit;
 
 use crate::check_pair::WeightsArg;
 use crate::count::count;
@@ -25,6 +27,8 @@ Examples:
   outrider up --target models/qwen3-8b --draft models/qwen3-0.6b --weights int8
   # Guesses out of the text itself, no second model.
   outrider up --target models/qwen3-8b --draft ngram
+  # The target on a GPU; its draft stays on the CPU.
+  outrider up --target models/qwen3-8b --draft models/qwen3-0.6b --device cuda:0
   # The timing of a pool, to try routers and load against.
   outrider up --engine synthetic:deploy/profiles/8b-h100.toml";
 
@@ -80,11 +84,36 @@ pub struct UpArgs {
     #[arg(long, value_name = "FORMAT", env = "OUTRIDER_WEIGHTS")]
     pub weights: Option<WeightsArg>,
 
+    /// Compute device of the target workers: cpu, a GPU as cuda:0, or several GPUs of this machine as
+    /// cuda:0,1 to split the model over them
+    #[arg(long, value_name = "DEVICE", default_value_t = ComputeDevice::Cpu, conflicts_with = "engine")]
+    pub device: ComputeDevice,
+
+    /// Compute device of the draft workers, if the draft is a model. On the CPU they take nothing from a
+    /// target on a GPU, and draft ahead while it verifies
+    #[arg(long, value_name = "DEVICE", default_value_t = ComputeDevice::Cpu, conflicts_with = "engine")]
+    pub draft_device: ComputeDevice,
+
+    /// KV cache memory limit of each target worker, for example 2GiB, or 60% of the memory of the machine or
+    /// container [default: 1GiB; on GPUs set by --gpu-memory-utilization]
+    #[arg(long, value_name = "SIZE", env = "OUTRIDER_KV_MEMORY", value_parser = memory_size)]
+    pub kv_memory: Option<String>,
+
+    /// KV cache memory limit of each draft worker, with the same default
+    #[arg(long, value_name = "SIZE", env = "OUTRIDER_KV_MEMORY", value_parser = memory_size)]
+    pub draft_kv_memory: Option<String>,
+
+    /// For workers on GPUs: fraction of the memory to use; the KV cache gets what weights, a forward pass and
+    /// other processes leave of it [default: 0.9]
+    #[arg(long, value_name = "PART", value_parser = part)]
+    pub gpu_memory_utilization: Option<f32>,
+
     /// Skip the measurement of what drafting gains, once all are ready
     #[arg(long)]
     pub no_evidence: bool,
 
-    /// Compute threads per worker [default: the worker's default, all cores: draft and target run in turns]
+    /// Compute threads per worker on the CPU [default: the worker's default, all cores: draft and target run
+    /// in turns]
     #[arg(long, value_name = "N", value_parser = count)]
     pub threads: Option<NonZeroUsize>,
 
@@ -143,6 +172,16 @@ impl FromStr for SyntheticArg {
 fn time_scale(text: &str) -> Result<f64, String> {
     let factor = f64::from_str(text).ok().filter(|factor| *factor > 0.0 && factor.is_finite());
     factor.ok_or_else(|| "expected a factor above 0, such as 2 for half the speed".to_owned())
+}
+
+/// Checks a size of memory, which the worker reads again.
+fn memory_size(text: &str) -> Result<String, String> {
+    text.parse::<MemoryLimit>().map(|_| text.to_owned())
+}
+
+fn part(text: &str) -> Result<f32, String> {
+    let part = f32::from_str(text).ok().filter(|part| *part > 0.0 && *part <= 1.0);
+    part.ok_or_else(|| "expected a part above 0 and at most 1, such as 0.8".to_owned())
 }
 
 fn workers() -> clap::builder::RangedU64ValueParser {

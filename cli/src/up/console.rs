@@ -14,7 +14,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use super::evidence::PROMPT;
 use super::preflight::Checked;
 use crate::cluster::{LogSink, ProcessCluster, TargetKind};
-use crate::output;
+use crate::{output, shell};
 
 /// ANSI colours of the prefixes, by order of first appearance.
 const COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
@@ -121,7 +121,8 @@ impl Console {
 
     /// Prints the last lines of the start: the console's address, how to measure under load and how to stop.
     pub(super) fn open(&self, checked: &Checked, cluster: &ProcessCluster, admin: &str) {
-        let bench = bench_command(&cluster.http_url(), admin, checked.spec.api_keys.is_some());
+        let with_key = checked.spec.api_keys.is_some();
+        let bench = bench_command(&own_program(), (&cluster.http_url(), admin), with_key);
         self.print_result(&format!("console: {admin}/\nunder load: {bench}\n\nCtrl-C stops it.\n"));
     }
 
@@ -189,17 +190,13 @@ pub(super) async fn served_model(url: &str, target: &TargetKind) -> String {
     ask.await.unwrap_or_else(|| model_name(target))
 }
 
-/// The name in the checkpoint's config.json, unless it is a path; else the directory's.
+/// The name that the worker gives the checkpoint.
 fn model_name(target: &TargetKind) -> String {
     let TargetKind::Model(directory) = target else { return "synthetic".to_owned() };
     let config = std::fs::read_to_string(directory.join("config.json")).ok();
     let config = config.and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok());
     let name = config.as_ref().and_then(|config| config["_name_or_path"].as_str());
-    if let Some(name) = name.filter(|name| !name.is_empty() && !name.starts_with(['/', '.', '~'])) {
-        return name.to_owned();
-    }
-    let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.clone());
-    directory.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+    engine::model_name(name, directory)
 }
 
 fn curl_command(url: &str, model: &str, with_key: bool) -> String {
@@ -210,15 +207,23 @@ fn curl_command(url: &str, model: &str, with_key: bool) -> String {
         "stream": true,
     });
     let key = if with_key { " -H \"Authorization: Bearer $OUTRIDER_API_KEY\"" } else { "" };
-    format!("curl -N {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
+    let [url, body] = [format!("{url}/v1/chat/completions"), body.to_string()];
+    let [url, body] = [&url, &body].map(|word| shell::quote(word));
+    format!("curl -N {url}{key} -H 'Content-Type: application/json' -d {body}")
 }
 
-/// The command that measures the cluster under load, with this program as it was called.
-fn bench_command(url: &str, admin: &str, with_key: bool) -> String {
+/// This program as it was called.
+fn own_program() -> String {
     let program = std::env::args_os().next();
-    let program = program.map_or("outrider".into(), |program| program.to_string_lossy().into_owned());
-    let key = if with_key { " --api-key \"$OUTRIDER_API_KEY\"" } else { "" };
-    format!("{program} bench --url {url} --metrics-url {admin}{key}")
+    program.map_or("outrider".into(), |program| program.to_string_lossy().into_owned())
+}
+
+/// The command that measures the cluster under load.
+fn bench_command(program: &str, (url, admin): (&str, &str), with_key: bool) -> String {
+    let [program, url, admin] = [program, url, admin].map(shell::quote);
+    // Not a flag: other users can see those.
+    let key = if with_key { "OPENAI_API_KEY=\"$OUTRIDER_API_KEY\" " } else { "" };
+    format!("{key}{program} bench --url {url} --metrics-url {admin}")
 }
 
 #[cfg(test)]
@@ -228,13 +233,11 @@ mod tests {
     #[test]
     fn the_command_for_load_names_both_addresses_and_the_key_where_one_is_needed() {
         let (url, admin) = ("http://127.0.0.1:8000", "http://127.0.0.1:8002");
-        let flags = |with_key| {
-            let command = bench_command(url, admin, with_key);
-            command.split_once(" bench ").unwrap().1.to_owned()
-        };
-        let both = format!("--url {url} --metrics-url {admin}");
-        assert_eq!(flags(false), both);
-        assert_eq!(flags(true), format!("{both} --api-key \"$OUTRIDER_API_KEY\""));
+        let command = |program, with_key| bench_command(program, (url, admin), with_key);
+        let both = format!("bench --url {url} --metrics-url {admin}");
+        assert_eq!(command("target/debug/outrider", false), format!("target/debug/outrider {both}"));
+        let expected = format!("OPENAI_API_KEY=\"$OUTRIDER_API_KEY\" '/my programs/outrider' {both}");
+        assert_eq!(command("/my programs/outrider", true), expected);
     }
 
     #[test]
@@ -244,6 +247,8 @@ mod tests {
         let body = command.split_once("-d '").unwrap().1.strip_suffix('\'').unwrap();
         assert!(!body.contains('\''), "a quote would end the shell's string: {body}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(body).unwrap()["model"], "target");
+        let quoted = curl_command("http://127.0.0.1:8000", "it's", false);
+        assert!(quoted.contains(r#""model":"it'\''s""#), "{quoted}");
         assert!(curl_command("http://h", "m", true).contains("Bearer $OUTRIDER_API_KEY"));
     }
 

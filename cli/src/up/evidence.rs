@@ -54,7 +54,7 @@ pub(super) enum EvidenceError {
     /// Drafts changed a text.
     #[error(
         "drafting changed the text from token {position} on (seed {SEED}), which must never happen: \
-         please report it with the model's name and this machine's CPU, and serve without drafts (--draft none) meanwhile"
+         please report it with the model's name and this machine's CPU or GPU, and serve without drafts (--draft none) meanwhile"
     )]
     TextsDiffer {
         /// The first token that differs.

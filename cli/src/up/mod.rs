@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use service::shutdown::TerminationSignals;
 
 use crate::EXIT_USAGE;
 use crate::cluster::{ClusterError, ProcessCluster, ROUTER};
@@ -71,7 +71,7 @@ pub async fn main(args: UpArgs) -> ExitCode {
 async fn run(checked: Checked, console: &Arc<Console>) -> Result<&'static str, UpError> {
     // Signal handlers are installed before the first child exists, so that an early Ctrl-C leaves no child
     // behind.
-    let mut signals = Signals::listen().map_err(ClusterError::Signals)?;
+    let mut signals = TerminationSignals::listen();
     if !checked.shows_loading_logs {
         console.buffer_logs();
     }
@@ -91,7 +91,7 @@ async fn run(checked: Checked, console: &Arc<Console>) -> Result<&'static str, U
 async fn serve(
     checked: &Checked,
     cluster: &mut ProcessCluster,
-    signals: &mut Signals,
+    signals: &mut TerminationSignals,
     console: &Console,
 ) -> Result<&'static str, UpError> {
     let started = Instant::now();
@@ -132,36 +132,10 @@ async fn serve(
 
 /// Stops the cluster in order; a second signal aborts this, and dropping the cluster then kills the remaining
 /// processes.
-async fn stop(cluster: ProcessCluster, signals: &mut Signals, console: &Console) {
+async fn stop(cluster: ProcessCluster, signals: &mut TerminationSignals, console: &Console) {
     tokio::select! {
         biased;
         _ = signals.next() => console.info("killing the remaining processes"),
         _ = cluster.stop() => (),
-    }
-}
-
-/// The signals that end the cluster.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-    hangup: Signal,
-}
-
-impl Signals {
-    fn listen() -> std::io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-            hangup: signal(SignalKind::hangup())?,
-        })
-    }
-
-    /// Waits for the next signal. Cancel safety: a signal that was not returned is returned by the next call.
-    async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.interrupt.recv() => "SIGINT",
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.hangup.recv() => "SIGHUP",
-        }
     }
 }

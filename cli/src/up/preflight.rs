@@ -1,6 +1,9 @@
 //! Checks of `outrider up` before any process is started, and the resulting cluster description.
 //!
-//! All faults are collected in one pass. Nothing is started and no port stays bound.
+//! All faults are collected in one pass. Nothing is started and no port stays bound. Whether a GPU exists is
+//! for the worker to say that loads a model onto it.
+
+mod devices;
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -12,6 +15,7 @@ use scheduling::profile::Profile;
 use speculation::fingerprint::{TokenList, TokenListError, first_difference, token_list_from_json};
 use text::translation::{TokenizerFile, Translation, TranslationError};
 use text::{asset, with_added_tokens};
+use worker::compute_device::ComputeDevice;
 
 use super::args::{DraftArg, SyntheticArg, UpArgs};
 use super::checkpoint::{self, BUNDLED_PAIR, display_path};
@@ -115,6 +119,46 @@ pub enum PreflightFault {
         /// The operating system's error.
         source: std::io::Error,
     },
+    /// A draft without a model was given a GPU.
+    #[error(
+        "--draft-device {device} is for a draft that is a model: remove it, or give a checkpoint with --draft DIR"
+    )]
+    DraftWithoutModel {
+        /// The device.
+        device: ComputeDevice,
+    },
+    /// The KV cache on a GPU was given a part of the host's memory.
+    #[error(
+        "{flag} {size} is a part of the host's memory, not of a GPU's: give a size, or use --gpu-memory-utilization"
+    )]
+    PartOfHostMemory {
+        /// The flag that names it.
+        flag: &'static str,
+        /// The part.
+        size: String,
+    },
+    /// Several workers would each take most of a GPU's memory.
+    #[error(
+        "{workers} workers share cuda:{gpu}, and without a size each takes most of its memory: give sizes with {flags}, \
+         or use other GPUs"
+    )]
+    SharedGpu {
+        /// Number of workers on this GPU.
+        workers: u64,
+        /// The GPU.
+        gpu: usize,
+        /// The flags that would give the missing sizes.
+        flags: String,
+    },
+    /// No worker takes a part of a GPU's memory.
+    #[error(
+        "--gpu-memory-utilization {part} has no effect: it sizes the KV cache of workers on GPUs (--device cuda:0) that \
+         have no --kv-memory (drafts: --draft-kv-memory)"
+    )]
+    UnusedUtilization {
+        /// The part.
+        part: f32,
+    },
     /// The file of API keys does not exist.
     #[error("--api-keys {file} is not a file: write your keys into one, each in a line of its own")]
     NoKeyFile {
@@ -141,10 +185,14 @@ impl Checked {
     pub(super) fn loading_lines(&self, names: &[&str]) -> Vec<(String, String)> {
         let line = |name: &str| match (name, &self.spec.draft) {
             (ROUTER, _) => "waiting for a target worker".to_owned(),
-            (name, DraftKind::Model(directory)) if name.starts_with("draft") => loading(directory),
+            (name, DraftKind::Model(directory)) if name.starts_with("draft") => {
+                loading(directory, &self.spec.draft_device)
+            }
             (name, _) if name.starts_with("draft") => "starting".to_owned(),
             _ => match &self.spec.target {
-                TargetKind::Model(directory) => format!("{}{}", loading(directory), self.with_ballast()),
+                TargetKind::Model(directory) => {
+                    format!("{}{}", loading(directory, &self.spec.target_device), self.with_ballast())
+                }
                 TargetKind::Synthetic { .. } => "starting".to_owned(),
             },
         };
@@ -166,8 +214,8 @@ impl Checked {
             TargetKind::Model(directory) => directory,
             TargetKind::Synthetic { profile, .. } => profile,
         };
-        let target =
-            format!("target {}{} x{}", display_path(path), self.with_ballast(), self.spec.target_workers);
+        let (device, workers) = (on_gpu(&self.spec.target_device), self.spec.target_workers);
+        let target = format!("target {}{device}{} x{workers}", display_path(path), self.with_ballast());
         match &self.spec.draft {
             DraftKind::None => format!("{target}, no draft"),
             DraftKind::Synthetic => {
@@ -177,20 +225,30 @@ impl Checked {
             DraftKind::Model(directory) => {
                 let tokens =
                     if self.spec.target_tokenizer.is_some() { ", tokens mapped by their bytes" } else { "" };
-                format!("{target}, draft {} x{}{tokens}", display_path(directory), self.spec.draft_workers)
+                let (device, workers) = (on_gpu(&self.spec.draft_device), self.spec.draft_workers);
+                format!("{target}, draft {}{device} x{workers}{tokens}", display_path(directory))
             }
         }
     }
 }
 
-fn loading(directory: &Path) -> String {
-    format!("loading {}", display_path(directory))
+fn loading(directory: &Path, device: &ComputeDevice) -> String {
+    format!("loading {}{}", display_path(directory), on_gpu(device))
+}
+
+/// The device as part of a line; empty for the CPU.
+fn on_gpu(device: &ComputeDevice) -> String {
+    match device {
+        ComputeDevice::Cpu => String::new(),
+        ComputeDevice::Cuda(_) => format!(" on {device}"),
+    }
 }
 
 /// Resolves defaults and checks everything.
 pub(super) fn check(args: UpArgs) -> Result<Checked, Vec<PreflightFault>> {
     let mut faults = Vec::new();
     let engine = choose_engine(&args).map_err(|more| faults.extend(more)).ok();
+    faults.extend(engine.iter().flat_map(|engine| devices::faults(&args, engine)));
     let addresses = [("--http", args.http), ("--grpc", args.grpc), ("--admin", args.admin)];
     for (i, &(flag, address)) in addresses.iter().enumerate() {
         faults.extend(address_fault((flag, address), &addresses[..i]));
@@ -280,8 +338,22 @@ fn spec(args: UpArgs, binaries: Binaries, engine: EngineChoice) -> ClusterSpec {
         admin: args.admin,
         threads: args.threads,
         router_args: pair_check_args(&args, &engine),
-        target_args: weights_args(args.weights, matches!(engine.target, TargetKind::Model(_))),
-        draft_args: weights_args(args.weights, matches!(engine.draft, DraftKind::Model(_))),
+        target_args: [
+            weights_args(args.weights, matches!(engine.target, TargetKind::Model(_))),
+            devices::memory_args(&args.device, args.kv_memory.as_deref(), args.gpu_memory_utilization),
+        ]
+        .concat(),
+        draft_args: [
+            weights_args(args.weights, matches!(engine.draft, DraftKind::Model(_))),
+            devices::memory_args(
+                &args.draft_device,
+                args.draft_kv_memory.as_deref(),
+                args.gpu_memory_utilization,
+            ),
+        ]
+        .concat(),
+        target_device: args.device,
+        draft_device: args.draft_device,
         target_tokenizer: engine.target_tokenizer,
         api_keys: args.api_keys,
         log: Some(args.log.unwrap_or_else(|| DEFAULT_LOG.to_owned())),
@@ -296,12 +368,14 @@ fn weights_args(format: Option<WeightsArg>, has_weights: bool) -> Vec<String> {
 }
 
 /// Router arguments for the console's Pair page: the command that it runs, which is this program on one
-/// prompt per task type. Empty unless there are two models with the same tokenizer.
+/// prompt per task type. Empty unless there are two models with the same tokenizer, both on the CPU, where the
+/// check would run them.
 fn pair_check_args(args: &UpArgs, engine: &EngineChoice) -> Vec<String> {
     let (TargetKind::Model(target), DraftKind::Model(draft)) = (&engine.target, &engine.draft) else {
         return Vec::new();
     };
-    if engine.target_tokenizer.is_some() {
+    let is_on_cpu = [&args.device, &args.draft_device].iter().all(|device| **device == ComputeDevice::Cpu);
+    if engine.target_tokenizer.is_some() || !is_on_cpu {
         return Vec::new();
     }
     let Ok(program) = std::env::current_exe() else { return Vec::new() };
@@ -397,8 +471,11 @@ fn needs_translation(target: &Path, draft: &Path) -> Result<bool, PreflightFault
 
 fn read_tokenizer(directory: &Path) -> Result<String, PreflightFault> {
     let file = directory.join("tokenizer.json");
-    let json = std::fs::read_to_string(&file)
-        .map_err(|source| PreflightFault::UnreadableTokenizer { file, source })?;
+    let read = || {
+        let json = std::fs::read_to_string(&file)?;
+        engine::check_lfs_pointer(json.as_bytes()).map(|()| json)
+    };
+    let json = read().map_err(|source| PreflightFault::UnreadableTokenizer { file: file.clone(), source })?;
     // The worker reports tokens that cannot be added.
     let config = std::fs::read(directory.join(asset::TOKENIZER_CONFIG)).ok();
     let whole = with_added_tokens(json.as_bytes(), config.as_deref()).ok();

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
@@ -280,6 +281,24 @@ fn blocks_share_no_cached_prompt() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let found = cache_salts(&unsalted);
     assert!(found.keys().eq([&None]), "a server that does not know the field gets none: {found:?}");
+}
+
+/// A server that requires a key: the error names the ways to give one.
+#[test]
+fn a_missing_key_has_a_remedy() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        let (mut connection, _) = listener.accept().unwrap();
+        let _ = connection.read(&mut [0; 4096]).unwrap();
+        let answer = "HTTP/1.1 401 Unauthorized\r\ncontent-length: 6\r\nconnection: close\r\n\r\nno key";
+        connection.write_all(answer.as_bytes()).unwrap();
+    });
+    let output = bench(&url, &[]);
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    let expected = format!("{url}/v1/models failed: 401: no key; give a key with OPENAI_API_KEY");
+    assert!(stderr.contains(&expected), "{stderr}");
 }
 
 /// Failures are counted and quoted, prevent a verdict, and decide the exit code.

@@ -10,6 +10,7 @@ fn an_invalid_command_line_ends_with_the_code_of_a_bad_configuration() {
         (&["bench", "--help"], 0, "--fail-unless-ship"),
         (&["bench", "--help"], 0, "the exit code is 4"),
         (&["up", "--help"], 0, "--weights"),
+        (&["up", "--help"], 0, "--draft-device"),
         (&["up", "--weights", "fp4"], 64, "int4"),
         (&["distill", "--help"], 0, "what is interrupted before is lost"),
         (&["--version"], 0, "outrider "),
@@ -17,6 +18,7 @@ fn an_invalid_command_line_ends_with_the_code_of_a_bad_configuration() {
         (&["benchmark"], 64, "unrecognized subcommand"),
         (&["bench", "--threshold", "0"], 64, "expected a factor above 0"),
         (&["engine-bench"], 64, "--model"),
+        (&["completions", "tcsh"], 64, "[possible values: bash, elvish, fish, powershell, zsh]"),
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_outrider")).args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(code), "{arguments:?}");
@@ -26,5 +28,18 @@ fn an_invalid_command_line_ends_with_the_code_of_a_bad_configuration() {
         };
         let said = String::from_utf8_lossy(said);
         assert!(said.contains(expected) && silent.is_empty(), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn every_shell_gets_subcommands_and_flags() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let arguments = ["completions", shell];
+        let output = Command::new(env!("CARGO_BIN_EXE_outrider")).args(arguments).output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{shell}: {output:?}");
+        let script = String::from_utf8_lossy(&output.stdout);
+        for name in ["engine-bench", "gpu-memory-utilization"] {
+            assert!(script.contains(name), "{shell}: no {name} in {script}");
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! `outrider engine-bench` as a program: its output and its errors.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn bench(args: &[&str]) -> Output {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -88,6 +89,28 @@ fn random_weights_need_a_configuration_only() {
         found[0]["weight_bytes"].as_u64().expect("a number")
     };
     assert!(bytes("9000") > bytes("3000"));
+}
+
+#[test]
+fn a_killed_run_leaves_no_temporary_files() {
+    let temporary = tempfile::tempdir().unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_outrider"))
+        .args(["engine-bench", "--model", "random:models/demo/draft/config.json", "--vocab", "3000"])
+        .args(["--rows", "1", "--context", "8", "--read-mib", "4", "--case-ms", "600000"])
+        .current_dir(root)
+        .env("TMPDIR", temporary.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(line.starts_with("outrider: 0/2 cases"), "{line}");
+    let left = std::fs::read_dir(temporary.path()).unwrap().count();
+    assert_eq!(left, 0, "files in {}", temporary.path().display());
 }
 
 #[test]

@@ -14,10 +14,13 @@ use nix::unistd::Pid;
 
 /// Answers every GET, at each of its addresses, with a list of one model, and every POST with tokens in the
 /// format of the console's endpoint. Exits when its standard input closes. It reports 20 ms per token without
-/// drafts and $FAKE_MS with them; if $FAKE_DIFFERS is set, drafts change one token.
+/// drafts and $FAKE_MS with them; if $FAKE_DIFFERS is set, drafts change one token. It finds no GPU.
 const FAKE_SERVER: &str = r#"#!/usr/bin/env python3
 import http.server, json, os, sys, threading
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+device = flags.get("--device", "cpu")
+if device != "cpu":
+    sys.exit(f"error: --device {device}: libcuda.so was not found: install the nvidia driver, or run with --device cpu")
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -49,6 +52,8 @@ for address in filter(None, [flags.get("--http"), flags.get("--admin")]):
 print("pid", os.getpid(), "level", flags["--log"], flush=True)
 sys.stdin.read()
 "#;
+/// The arguments of every run: free ports.
+const UP: [&str; 7] = ["up", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
 const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// `outrider up` with fake servers next to it.
@@ -63,30 +68,29 @@ impl Up {
     }
 
     fn start_with(arguments: &[&str], env: &[(&str, &str)]) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        for name in ["outrider-router", "outrider-draft-worker", "outrider-target-worker"] {
-            write_executable(&directory.path().join(name), FAKE_SERVER.as_bytes());
-        }
-        let program = directory.path().join("outrider");
-        std::fs::copy(env!("CARGO_BIN_EXE_outrider"), &program).unwrap();
+        let directory = installed();
+        let mut command = Command::new(directory.path().join("outrider"));
+        command.args(UP).args(arguments).envs(env.iter().copied());
+        Self::spawn(directory, command)
+    }
+
+    /// Runs `command`, which starts the program in `directory`.
+    fn spawn(directory: tempfile::TempDir, mut command: Command) -> Self {
         let file = |name: &str| std::fs::File::create(directory.path().join(name)).unwrap();
-        let child = Command::new(&program)
-            .args(["up", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
-            .args(arguments)
-            .envs(env.iter().copied())
-            .stdin(Stdio::null())
-            .stdout(file("stdout"))
-            .stderr(file("stderr"))
-            .spawn()
-            .unwrap();
+        command.stdin(Stdio::null()).stdout(file("stdout")).stderr(file("stderr"));
+        let child = command.spawn().unwrap();
         Self { child, directory }
     }
 
     /// Starts it and waits until it reports that it is ready.
     fn ready(arguments: &[&str]) -> Self {
         let up = Self::start(arguments);
-        wait_for("the ready line", || up.stdout().contains("Ctrl-C stops it"));
+        up.wait_ready();
         up
+    }
+
+    fn wait_ready(&self) {
+        wait_for("the ready line", || self.stdout().contains("Ctrl-C stops it"));
     }
 
     fn stdout(&self) -> String {
@@ -142,6 +146,16 @@ impl Drop for Up {
     }
 }
 
+/// A directory with the program and the fake servers next to it.
+fn installed() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    for name in ["outrider-router", "outrider-draft-worker", "outrider-target-worker"] {
+        write_executable(&directory.path().join(name), FAKE_SERVER.as_bytes());
+    }
+    std::fs::copy(env!("CARGO_BIN_EXE_outrider"), directory.path().join("outrider")).unwrap();
+    directory
+}
+
 fn write_executable(path: &Path, bytes: &[u8]) {
     std::fs::write(path, bytes).unwrap();
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -174,6 +188,25 @@ fn ready_names_the_url_and_a_command_and_sigterm_ends_everything_with_success() 
     assert_eq!(up.wait().code(), Some(0), "{}", up.stderr());
     assert!(up.stderr().ends_with("outrider: stopped by SIGTERM\n"), "{}", up.stderr());
     assert!(all_gone(&children));
+}
+
+/// The terminal of a cluster that `nohup` started may be closed.
+#[test]
+fn nohup_keeps_its_meaning() {
+    let directory = installed();
+    let mut command = Command::new("nohup");
+    command.arg(directory.path().join("outrider")).args(UP);
+    let mut up = Up::spawn(directory, command);
+    up.wait_ready();
+    // `nohup` replaces itself with the program, so both have the same process id.
+    let status = std::fs::read_to_string(format!("/proc/{}/status", up.child.id())).unwrap();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    // The lowest bit stands for SIGHUP.
+    assert_eq!(u64::from_str_radix(ignored.trim(), 16).unwrap() & 1, 1, "{status}");
+    up.signal(Signal::SIGHUP);
+    up.signal(Signal::SIGTERM);
+    assert_eq!(up.wait().code(), Some(0), "{}", up.stderr());
+    assert!(up.stderr().ends_with("outrider: stopped by SIGTERM\n"), "{}", up.stderr());
 }
 
 #[test]
@@ -230,6 +263,25 @@ fn a_process_that_fails_is_named_and_stops_all_others() {
     assert!(stderr.contains("error: stopped everything: draft-0 (pid "), "{stderr}");
     assert!(stderr.contains("was killed by SIGKILL"), "{stderr}");
     assert!(all_gone(&children));
+}
+
+/// A worker that needs a GPU says what is missing, and `up` repeats it.
+#[test]
+fn a_gpu_that_is_missing_is_explained_by_one_line() {
+    for (arguments, worker) in
+        [(&["--device", "cuda:0"][..], "target-0"), (&["--draft-device", "cuda:0"], "draft-0")]
+    {
+        let mut up = Up::start(arguments);
+        assert_eq!(up.wait().code(), Some(1));
+        let stderr = up.stderr();
+        let reason = "libcuda.so was not found: install the nvidia driver, or run with --device cpu";
+        let expected = format!("error: {worker} cannot start: --device cuda:0: {reason}");
+        assert_eq!(stderr.lines().next_back(), Some(expected.as_str()), "{stderr}");
+        assert!(stderr.contains(&format!("{worker}: loading ")), "{stderr}");
+        let on_gpu = stderr.lines().filter(|line| line.contains(" on cuda:0"));
+        assert_eq!(on_gpu.count(), 1, "only {worker} uses a GPU: {stderr}");
+        assert!(up.stdout().is_empty(), "{}", up.stdout());
+    }
 }
 
 #[test]

@@ -25,6 +25,18 @@ fn checkpoint(root: &Path, name: &str, vocab: &str) -> PathBuf {
     directory
 }
 
+/// The description of the cluster that these arguments start.
+fn cluster(arguments: &[&str]) -> ClusterSpec {
+    let binaries = Binaries {
+        router: "/bin/outrider-router".into(),
+        draft_worker: "/bin/outrider-draft-worker".into(),
+        target_worker: "/bin/outrider-target-worker".into(),
+    };
+    let args = parse(arguments);
+    let engine = choose_engine(&args).unwrap();
+    spec(args, binaries, engine)
+}
+
 fn messages(faults: &[PreflightFault]) -> String {
     faults.iter().map(|fault| format!("{fault}\n")).collect()
 }
@@ -148,25 +160,89 @@ fn an_address_that_is_not_this_machines_is_not_called_taken() {
 
 #[test]
 fn the_weight_format_reaches_models_and_the_consoles_check() {
-    let binaries = Binaries {
-        router: "/bin/outrider-router".into(),
-        draft_worker: "/bin/outrider-draft-worker".into(),
-        target_worker: "/bin/outrider-target-worker".into(),
-    };
-    let spec_of = |arguments: &[&str]| {
-        let args = parse(&[&["--weights", "int8"], arguments].concat());
-        let engine = choose_engine(&args).unwrap();
-        spec(args, binaries.clone(), engine)
-    };
-    let pair = spec_of(&[]);
+    let pair = cluster(&["--weights", "int8"]);
     let int8 = vec!["--weights=int8".to_owned()];
     assert_eq!((&pair.target_args, &pair.draft_args), (&int8, &int8));
     for flag in ["--weights", "--draft-weights"] {
         let argument = format!("--pair-check={flag}=int8");
         assert!(pair.router_args.contains(&argument), "{argument} is not in {:?}", pair.router_args);
     }
-    let ngram = spec_of(&["--draft", "ngram"]);
+    let ngram = cluster(&["--weights", "int8", "--draft", "ngram"]);
     assert_eq!((ngram.target_args.len(), ngram.draft_args.len()), (1, 0), "a table has no weights");
+}
+
+#[test]
+fn each_worker_gets_its_device_and_its_memory() {
+    let gpu = cluster(&["--device", "cuda:0,1", "--gpu-memory-utilization", "0.8"]);
+    assert_eq!((gpu.target_device, gpu.draft_device), (ComputeDevice::Cuda(vec![0, 1]), ComputeDevice::Cpu));
+    assert_eq!(gpu.target_args, ["--gpu-memory-utilization=0.8"]);
+    assert!(gpu.draft_args.is_empty(), "a worker on the CPU refuses it: {:?}", gpu.draft_args);
+    assert!(gpu.router_args.is_empty(), "the console's check would measure the CPU: {:?}", gpu.router_args);
+    let sizes = ["--device=cuda:0", "--draft-device=cuda:0", "--kv-memory=4GiB", "--draft-kv-memory=1GiB"];
+    let shared = cluster(&sizes);
+    assert_eq!(shared.draft_device, ComputeDevice::Cuda(vec![0]));
+    assert_eq!(shared.target_args, ["--kv-memory=4GiB"]);
+    assert_eq!(shared.draft_args, ["--kv-memory=1GiB"]);
+    let cpu = cluster(&[]);
+    assert_eq!((cpu.target_device, cpu.draft_device), (ComputeDevice::Cpu, ComputeDevice::Cpu));
+    assert!(!cpu.router_args.is_empty());
+}
+
+#[test]
+fn workers_on_one_gpu_need_sizes_and_flags_without_effect_are_refused() {
+    let found = |arguments: &[&str]| {
+        let args = parse(arguments);
+        let engine = choose_engine(&args).unwrap();
+        messages(&devices::faults(&args, &engine))
+    };
+    let (target, draft) = ("--device=cuda:0", "--draft-device=cuda:0");
+    for accepted in [
+        &["--kv-memory=60%"][..],
+        &[],
+        &[target],
+        &[target, "--draft-workers=4", "--draft-kv-memory=10%"],
+        &[target, "--draft-device=cuda:1", "--gpu-memory-utilization=0.5"],
+        &[target, draft, "--kv-memory=4GiB", "--draft-kv-memory=1GiB"],
+        &[target, "--draft=ngram", "--kv-memory=4GiB"],
+    ] {
+        assert_eq!(found(accepted), "", "{accepted:?}");
+    }
+    for (refused, expected) in [
+        (
+            &[target, draft][..],
+            "2 workers share cuda:0, and without a size each takes most of its memory: \
+             give sizes with --kv-memory and --draft-kv-memory, ",
+        ),
+        (&["--device=cuda:1,0", draft, "--kv-memory=4GiB"], "give sizes with --draft-kv-memory, "),
+        (&[target, "--target-workers=2"], "give sizes with --kv-memory, "),
+        (&[draft, "--draft-workers=3", "--kv-memory=4GiB"], "3 workers share cuda:0"),
+        (&[target, "--kv-memory=60%"], "--kv-memory 60% is a part of the host's memory"),
+        (&[draft, "--draft-kv-memory=60%"], "--draft-kv-memory 60% is a part of the host's memory"),
+        (&[draft, "--draft=ngram"], "--draft-device cuda:0 is for a draft that is a model"),
+        (&[draft, "--draft=none"], "--draft-device cuda:0 is for a draft that is a model"),
+        (&["--gpu-memory-utilization=0.5"], "--gpu-memory-utilization 0.5 has no effect"),
+        (&[target, "--kv-memory=4GiB", "--gpu-memory-utilization=0.5"], "0.5 has no effect"),
+    ] {
+        let text = found(refused);
+        assert!(text.contains(expected) && text.lines().count() == 1, "{refused:?}: {text}");
+    }
+}
+
+#[test]
+fn devices_and_memory_that_cannot_be_meant_are_refused_by_the_parser() {
+    for (arguments, expected) in [
+        (&["--device", "gpu"][..], "`gpu` is not a device, expected cpu, cuda:0 or cuda:0,1,.."),
+        (&["--draft-device", "cuda"], "`cuda` is not a device"),
+        (&["--kv-memory", "4GB"], "unknown unit `GB`"),
+        (&["--draft-kv-memory", "0%"], "expected a whole number from 1 to 100"),
+        (&["--gpu-memory-utilization", "1.1"], "expected a part above 0 and at most 1"),
+        (&["--engine", "synthetic:/p.toml", "--device", "cuda:0"], "cannot be used with"),
+        (&["--engine", "synthetic:/p.toml", "--draft-device", "cuda:0"], "cannot be used with"),
+    ] {
+        let line = std::iter::once("up").chain(arguments.iter().copied());
+        let error = Cli::try_parse_from(line).err().unwrap().to_string();
+        assert!(error.contains(expected), "{arguments:?}: {error}");
+    }
 }
 
 #[test]
