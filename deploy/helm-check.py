@@ -4,8 +4,9 @@
     deploy/helm-check.py [--show CASE]
 
 Renders with Helm's own Go library (PyPI: helm-python-sdk) and validates strictly with kubernetes-validate,
-for the default values and for values that enable everything that is off by default. No schema of KEDA objects
-is available here, so only their shape is checked. Nothing is applied to a cluster.
+for the default values and for values that enable everything that is off by default. No schema of the objects of
+KEDA, the Prometheus Operator and the Gateway API is available here, so only their content is checked. The plain
+manifests get the checks that apply to them. Nothing is applied to a cluster.
 """
 
 import argparse
@@ -19,9 +20,16 @@ import kubernetes_validate
 import yaml
 
 CHART = pathlib.Path(__file__).parent / "helm"
+MANIFESTS = CHART.parent / "kubernetes"
+OBSERVABILITY = CHART.parent / "observability"
 KUBERNETES = "1.30"
-# API versions whose objects are checked for shape only.
-WITHOUT_SCHEMA = {"keda.sh/v1alpha1"}
+# API versions whose objects have no schema here.
+WITHOUT_SCHEMA = {"keda.sh/v1alpha1", "monitoring.coreos.com/v1", "gateway.networking.k8s.io/v1"}
+# What every pod and its container must have.
+RESTRICTIONS = {
+    "runAsNonRoot": True, "runAsUser": 10001, "runAsGroup": 10001, "seccompProfile": {"type": "RuntimeDefault"},
+    "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True,
+}
 
 GPU_POOL = {
     "name": "h100", "model": "/models/70b", "device": "cuda", "gpus": 2, "weights": "bf16", "replicas": 3, "maxUnavailable": 1,
@@ -48,8 +56,34 @@ EXTRAS = {
     "env": ENV, "envFrom": [{"secretRef": {"name": "more"}}], "extraVolumes": [{"name": "extra", "emptyDir": {}}],
     "extraVolumeMounts": [{"name": "extra", "mountPath": "/extra"}],
 }
+PLACE = {
+    "podLabels": {"team": "llm", "app.kubernetes.io/part-of": "chat"}, "podAnnotations": {"prometheus.io/scrape": "false", "note": "1"},
+    "nodeSelector": {"disk": "ssd"}, "tolerations": [{"key": "llm", "operator": "Exists"}], "priorityClassName": "high",
+    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+        {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}}},
+}
+SPREAD = {"topologySpreadConstraints": [
+    {"maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"},
+    {"maxSkew": 1, "topologyKey": "row", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {"matchLabels": {"team": "llm"}}},
+]}
 VALID_VALUES = {
     "defaults": {},
+    "places, labels and an account of the pods": {
+        "etcd": PLACE, "router": {**PLACE, **SPREAD, "config": CONFIG}, "targetPools": [{**GPU_POOL, **PLACE, **SPREAD}],
+        "draftPools": [{**NGRAM_POOL, "topologySpreadConstraints": []}], "images": {"pullSecrets": [{"name": "registry"}]},
+        "serviceAccount": {"create": True, "annotations": {"role": "llm"}},
+    },
+    "an existing account": {"serviceAccount": {"name": "llm"}},
+    "the Prometheus Operator": {
+        "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}, "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+    },
+    "an Ingress": {"ingress": {
+        "enabled": True, "className": "nginx", "annotations": {"a/b": "off"}, "hosts": ["a.example", "b.example"],
+        "tls": [{"hosts": ["a.example"], "secretName": "public"}],
+    }},
+    "an HTTPRoute": {"httpRoute": {
+        "enabled": True, "parentRefs": [{"name": "public", "namespace": "gateways"}], "hostnames": ["a.example"], "timeouts": {"request": "0s"},
+    }},
     **{f"example {i} of the page": values for i, values in enumerate(EXAMPLES, 1)},
     "a router's file, variables and volumes": {
         "router": {**EXTRAS, "config": CONFIG}, "targetPools": [{**GPU_POOL, **EXTRAS}], "draftPools": [{**NGRAM_POOL, **EXTRAS}],
@@ -89,6 +123,12 @@ INVALID_VALUES = {
     "routers without a name": {"tls": {"routersSecret": "routers", "workersSecret": "workers", "routersName": ""}},
     "a misspelt certificate": {"tls": {"routerSecret": "routers", "workersSecret": "workers"}},
     "no threads": {"targetPools": [cpu_pool("none", threads=0)]},
+    "an Ingress without hosts": {"ingress": {"enabled": True}},
+    "an HTTPRoute without gateways": {"httpRoute": {"enabled": True}},
+    "a label that the chart sets": {"router": {"podLabels": {"outrider/pool": "mine"}}},
+    "an annotation that is a number": {"targetPools": [{**GPU_POOL, "podAnnotations": {"port": 80}}]},
+    "a misspelt affinity": {"etcd": {"affinity": {"podsAffinity": {}}}},
+    "a constraint without its key": {"draftPools": [{**NGRAM_POOL, "topologySpreadConstraints": [{"maxSkew": 1}]}]},
     "a setting without a value": {"router": {"config": {"lanes": {"code": {"max_k": None}}}}},
     "an HPA with a regular expression": {"targetPools": [{**GPU_POOL, "scaling": {"models": "8b|70b"}}], "hpa": {"enabled": True}},
     "an HPA with a model name that is no label value": {"targetPools": [{**GPU_POOL, "scaling": {"models": "org/70b"}}], "hpa": {"enabled": True}},
@@ -110,16 +150,26 @@ def main():
         errors = [error for manifest in objects for error in schema_errors(manifest)]
         errors += selectors_without_pods(objects)
         errors += ports_open_to_all(objects)
+        errors += unrestricted_pods(objects)
+        errors += unscraped_pods(objects) + changed_alerts(objects) + routes_to_nothing(objects)
         merged = chart.merge_values(values)
+        errors += pods_at_another_place(objects, merged)
         errors += workers_in_the_wrong_image(objects, merged["images"])
         errors += pods_without_their_extras(objects, merged)
         errors += wrong_certificates(objects, merged["tls"])
         if name == "threads":
             errors += wrong_threads(objects)
+        if name == "defaults":
+            errors += pods_without_requests(objects)
         print(f"{name}: {len(objects)} objects, {len(errors)} errors")
         problems += [f"{name}: {error}" for error in errors]
         if settings.show == name:
             print(yaml.safe_dump_all(objects))
+    manifests = [manifest for path in sorted(MANIFESTS.glob("*.yaml")) for manifest in yaml.safe_load_all(path.read_text())]
+    errors = [error for manifest in manifests for error in schema_errors(manifest)]
+    errors += selectors_without_pods(manifests) + unrestricted_pods(manifests) + pods_without_requests(manifests)
+    print(f"plain manifests: {len(manifests)} objects, {len(errors)} errors")
+    problems += [f"plain manifests: {error}" for error in errors]
     for name, values in INVALID_VALUES.items():
         try:
             chart.validate_schema(chart.merge_values(values))
@@ -140,6 +190,8 @@ def render(chart, values):
 
 def schema_errors(manifest):
     name = f"{manifest.get('kind')} {manifest.get('metadata', {}).get('name')}"
+    if manifest["apiVersion"] in WITHOUT_SCHEMA - {"keda.sh/v1alpha1"}:
+        return []
     if manifest["apiVersion"] in WITHOUT_SCHEMA:
         triggers = manifest["spec"]["triggers"]
         min_replicas, max_replicas = manifest["spec"]["minReplicaCount"], manifest["spec"]["maxReplicaCount"]
@@ -201,18 +253,11 @@ def workers_in_the_wrong_image(objects, images):
 
 
 def pods_without_their_extras(objects, values):
-    """Returns an error for each pod with a service account's token, and for each that lacks what its values add: the
-    router's file, variables, volumes."""
-    pools = {f"{role}-{pool['name']}": pool for role in ("target", "draft") for pool in values[f"{role}Pools"]}
-    extras_by_pool = {**pools, "router": values["router"], "etcd": {}}
+    """Returns an error for each pod that lacks what its values add: the router's file, variables, volumes."""
     errors = []
-    for manifest in objects:
-        template = manifest.get("spec", {}).get("template")
-        if template is None:
-            continue
-        name, pod = template["metadata"]["labels"]["outrider/pool"], template["spec"]
+    for name, extras, template in pods_by_values(objects, values):
+        pod = template["spec"]
         container, = pod["containers"]
-        extras = extras_by_pool[name]
         added = (
             (extras.get("env"), container.get("env")), (extras.get("envFrom"), container.get("envFrom")),
             (extras.get("extraVolumeMounts"), container.get("volumeMounts")), (extras.get("extraVolumes"), pod.get("volumes")),
@@ -220,13 +265,131 @@ def pods_without_their_extras(objects, values):
         errors += [f"{name} lacks {item}" for wanted, rendered in added for item in wanted or [] if item not in (rendered or [])]
         volumes = {volume["name"] for volume in pod.get("volumes", [])} | {"data"}
         errors += [f"{name} mounts {mount['name']}, which is no volume" for mount in container["volumeMounts"] if mount["name"] not in volumes]
-        if pod.get("automountServiceAccountToken") is not False:
-            errors.append(f"{name} has the token of its service account")
+        paths = [mount["mountPath"] for mount in container["volumeMounts"]]
+        errors += [f"{name} mounts two volumes at {path}" for path in set(paths) if paths.count(path) > 1]
+        if ("/dev/shm" in paths) != (extras.get("gpus", 0) > 1):
+            errors.append(f"{name} with {extras.get('gpus', 0)} GPUs mounts {paths}")
     files = [tomllib.loads(manifest["data"]["router.toml"]) for manifest in objects if manifest["kind"] == "ConfigMap"]
     if files != ([values["router"]["config"]] if values["router"]["config"] else []):
         errors.append(f"the router's file has {files}")
     has_file = any("--config=/etc/outrider/config/router.toml" in arguments(manifest) for manifest in objects)
     return errors + ([] if has_file == bool(files) else ["the router does not read its file"])
+
+
+def pods_by_values(objects, values):
+    """Returns each pod's `outrider/pool`, the part of the values that is about it, and its template."""
+    pools = {f"{role}-{pool['name']}": pool for role in ("target", "draft") for pool in values[f"{role}Pools"]}
+    values_by_pool = {**pools, "router": values["router"], "etcd": values["etcd"]}
+    templates = pod_templates(objects).values()
+    names = (template["metadata"]["labels"]["outrider/pool"] for template in templates)
+    return [(name, values_by_pool[name], template) for name, template in zip(names, templates)]
+
+
+def pod_templates(objects):
+    """Returns the pod templates by the names of their Deployments and StatefulSets."""
+    return {manifest["metadata"]["name"]: manifest["spec"]["template"] for manifest in objects if "template" in manifest.get("spec", {})}
+
+
+def pods_at_another_place(objects, values):
+    """Returns an error for each pod with another place, other labels or another account than its values say."""
+    account, errors = values["serviceAccount"], []
+    expected_account = account["name"] or ("demo" if account["create"] else None)
+    created = [(manifest["metadata"]["name"], manifest["automountServiceAccountToken"]) for manifest in objects if manifest["kind"] == "ServiceAccount"]
+    if created != ([(expected_account, False)] if account["create"] else []):
+        errors.append(f"the service accounts are {created}")
+    for name, place, template in pods_by_values(objects, values):
+        metadata, pod = template["metadata"], template["spec"]
+        fields = ("nodeSelector", "affinity", "tolerations", "priorityClassName")
+        expected = {field: place[field] for field in fields if place.get(field)} | {"serviceAccountName": expected_account}
+        expected["imagePullSecrets"] = values["images"]["pullSecrets"] or None
+        errors += [f"{name} has {field} {pod.get(field)}, expected {value}" for field, value in expected.items() if pod.get(field) != value]
+        errors += [f"{name} has {field}, which is not in its values" for field in fields if field in pod and field not in expected]
+        for kind, added in (("labels", "podLabels"), ("annotations", "podAnnotations")):
+            wanted = place.get(added) or {}
+            errors += [f"{name} lacks {added} {item}" for item in wanted.items() if item not in metadata.get(kind, {}).items()]
+        rendered = pod.get("topologySpreadConstraints", [])
+        keys = ["kubernetes.io/hostname", "topology.kubernetes.io/zone"] if name != "etcd" else []
+        if "topologySpreadConstraints" in place:
+            keys = [constraint["topologyKey"] for constraint in place["topologySpreadConstraints"]]
+        if [constraint["topologyKey"] for constraint in rendered] != keys:
+            errors.append(f"{name} is spread over {rendered}, expected {keys}")
+        selectors = [constraint["labelSelector"]["matchLabels"] for constraint in rendered]
+        errors += [f"{name} is spread by {selector}, not its own labels" for selector in selectors if not selector.items() <= metadata["labels"].items()]
+    return errors
+
+
+def unrestricted_pods(objects):
+    """Returns an error for each pod that may do more than it needs to, or that gets variables of Services."""
+    errors = []
+    for name, template in pod_templates(objects).items():
+        pod = template["spec"]
+        container, = pod["containers"]
+        security = pod["securityContext"] | container["securityContext"]
+        errors += [f"{name} has {field} {security.get(field)}" for field, value in RESTRICTIONS.items() if security.get(field) != value]
+        errors += [f"{name} has not {field}: false" for field in ("automountServiceAccountToken", "enableServiceLinks") if pod.get(field) is not False]
+        errors += [f"{name} has {field}" for field in ("hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace") if pod.get(field)]
+        errors += [f"{name} mounts {volume} of its host" for volume in pod.get("volumes", []) if "hostPath" in volume]
+    return errors
+
+
+def pods_without_requests(objects):
+    """Returns an error for each pod without requests of CPU and memory, or without a limit of memory."""
+    errors = []
+    for name, template in pod_templates(objects).items():
+        resources = template["spec"]["containers"][0].get("resources", {})
+        if not {"cpu", "memory"} <= resources.get("requests", {}).keys() or "memory" not in resources.get("limits", {}):
+            errors.append(f"{name} has the resources {resources}")
+    return errors
+
+
+def unscraped_pods(objects):
+    """Returns an error if a PodMonitor leaves a router or worker out, or gives another job name than prometheus-kubernetes.yml."""
+    job, = yaml.safe_load((OBSERVABILITY / "prometheus-kubernetes.yml").read_text())["scrape_configs"]
+    label = ["__meta_kubernetes_pod_label_outrider_pool"]
+    expected = [
+        {"sourceLabels": label, "regex": rule["regex"], "replacement": rule["replacement"], "targetLabel": rule["target_label"]}
+        for rule in job["relabel_configs"] if rule["source_labels"] == label
+    ]
+    errors = []
+    for monitor in (manifest for manifest in objects if manifest["kind"] == "PodMonitor"):
+        endpoint, = monitor["spec"]["podMetricsEndpoints"]
+        selector = monitor["spec"]["selector"]
+        keys = {expression["key"] for expression in selector["matchExpressions"] if expression["operator"] == "Exists"}
+        if not expected or (endpoint["path"], endpoint["relabelings"]) != ("/metrics", expected):
+            errors.append(f"the PodMonitor has the endpoint {endpoint}, expected the relabelings {expected}")
+        for name, template in pod_templates(objects).items():
+            labels = template["metadata"]["labels"]
+            is_selected = selector["matchLabels"].items() <= labels.items() and keys <= labels.keys()
+            ports = {port["name"] for port in template["spec"]["containers"][0]["ports"]}
+            if is_selected != ("outrider/role" in labels) or is_selected and endpoint["port"] not in ports:
+                errors.append(f"the PodMonitor selects {name}: {is_selected}, with the ports {ports}")
+    return errors
+
+
+def changed_alerts(objects):
+    """Returns an error if a PrometheusRule has other rules than alerts.yml, or if the chart has a copy of that file."""
+    alerts, own = OBSERVABILITY / "alerts.yml", CHART / "files/alerts.yml"
+    errors = [] if own.is_symlink() and own.resolve() == alerts.resolve() else [f"{own} is not a link to {alerts}"]
+    expected = yaml.safe_load(alerts.read_text())
+    rules = (manifest for manifest in objects if manifest["kind"] == "PrometheusRule")
+    return errors + [f"{rule['metadata']['name']} has other rules than {alerts}" for rule in rules if rule["spec"] != expected]
+
+
+def routes_to_nothing(objects):
+    """Returns an error for each Ingress and HTTPRoute that leads to anything but the routers' HTTP port."""
+    service, = (manifest for manifest in objects if manifest["kind"] == "Service" and manifest["metadata"]["name"] == "demo")
+    port, = (port for port in service["spec"]["ports"] if port["targetPort"] == "http")
+    errors = []
+    for manifest in objects:
+        rules = manifest["spec"]["rules"] if manifest["kind"] in ("Ingress", "HTTPRoute") else []
+        if manifest["kind"] == "Ingress":
+            backends = [path["backend"]["service"] for rule in rules for path in rule["http"]["paths"]]
+            expected = {"name": "demo", "port": {"name": port["name"]}}
+        else:
+            backends = [backend for rule in rules for backend in rule["backendRefs"]]
+            expected = {"name": "demo", "port": port["port"]}
+        errors += [f"{manifest['kind']} leads to {backend}, expected {expected}" for backend in backends if backend != expected]
+    return errors
 
 
 def wrong_certificates(objects, tls):

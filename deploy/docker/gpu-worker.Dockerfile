@@ -21,7 +21,8 @@ FROM debian:bookworm-slim
 RUN apt-get update \
  && apt-get install -y --no-install-recommends ca-certificates curl \
  && rm -rf /var/lib/apt/lists/* \
- && useradd --system --uid 10001 --no-create-home outrider
+ && groupadd --system --gid 10001 outrider \
+ && useradd --system --uid 10001 --gid 10001 --no-create-home --shell /usr/sbin/nologin outrider
 # The largest layer is first: it changes only with the versions of the libraries.
 COPY --from=build /out/usr/local/lib/outrider /usr/local/lib/outrider
 COPY --from=build /out/usr/local/share/outrider /usr/local/share/outrider
@@ -31,7 +32,8 @@ ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     LD_LIBRARY_PATH=/usr/local/lib/outrider \
     OUTRIDER_CUDA_KERNELS=/usr/local/share/outrider/kernels
-USER outrider
+# As numbers, by which Kubernetes sees that this is not root (runAsNonRoot).
+USER 10001:10001
 VOLUME /models
 # 8110, 8120: gRPC for routers, of a target and of a draft worker. 8111, 8121: health and metrics.
 EXPOSE 8110 8111 8120 8121

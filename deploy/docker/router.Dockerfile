@@ -14,9 +14,11 @@ FROM debian:bookworm-slim
 RUN apt-get update \
  && apt-get install -y --no-install-recommends ca-certificates curl \
  && rm -rf /var/lib/apt/lists/* \
- && useradd --system --uid 10001 --no-create-home outrider
+ && groupadd --system --gid 10001 outrider \
+ && useradd --system --uid 10001 --gid 10001 --no-create-home --shell /usr/sbin/nologin outrider
 COPY --from=build /out/outrider-router /usr/local/bin/
-USER outrider
+# As numbers, by which Kubernetes sees that this is not root (runAsNonRoot).
+USER 10001:10001
 # 8000: OpenAI API. 8001: gRPC. 8002: health and metrics.
 EXPOSE 8000 8001 8002
 STOPSIGNAL SIGTERM

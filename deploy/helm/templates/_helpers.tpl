@@ -21,7 +21,9 @@ etcd://{{ .Release.Name }}-etcd:2379/outrider
 {{- define "outrider.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 10001
+runAsGroup: 10001
 fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
 seccompProfile: { type: RuntimeDefault }
 {{- end }}
 
@@ -51,16 +53,72 @@ readOnlyRootFilesystem: true
       - secret: { name: {{ .peer }}, items: [{ key: ca.crt, path: ca.crt }] }
 {{- end }}
 
-{{- /* Spreads the pods of one pool over hosts and zones if possible. Takes root and pool. */}}
+{{- define "outrider.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default (ternary .Release.Name "" .Values.serviceAccount.create) }}
+{{- end }}
+
+{{- /* Labels and annotations of a pod. Takes root, pool, role (or none), values (of the router, of etcd or of
+       a pool) and the chart's annotations, which the values may override. */}}
+{{- define "outrider.podMetadata" -}}
+labels:
+  {{- include "outrider.labels" .root | nindent 2 }}
+  outrider/pool: {{ .pool }}
+  {{- with .role }}
+  outrider/role: {{ . }}
+  {{- end }}
+  {{- with .values.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with merge (dict) (.values.podAnnotations | default dict) (.annotations | default dict) }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* Who a pod is, and where it may run. Takes root, pool and values, as above. */}}
+{{- define "outrider.podSpec" -}}
+{{- with include "outrider.serviceAccount" .root }}
+serviceAccountName: {{ . }}
+{{- end }}
+automountServiceAccountToken: false
+# A Service named outrider would otherwise set variables with the prefix of our settings, OUTRIDER_.
+enableServiceLinks: false
+securityContext: {{- include "outrider.podSecurity" .root | nindent 2 }}
+{{- with include "outrider.spread" . }}
+topologySpreadConstraints: {{- . | nindent 2 }}
+{{- end }}
+{{- with .values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .root.Values.images.pullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* Spreads the pods of one pool over hosts and zones if possible, or as its values say. A constraint without a
+       labelSelector gets that of the pool. Takes root, pool and values. */}}
 {{- define "outrider.spread" -}}
+{{- $selector := dict "matchLabels" (merge (dict "outrider/pool" .pool) (include "outrider.selector" .root | fromYaml)) }}
+{{- $constraints := list }}
 {{- range $key := list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
-- maxSkew: 1
-  topologyKey: {{ $key }}
-  whenUnsatisfiable: ScheduleAnyway
-  labelSelector:
-    matchLabels:
-      {{- include "outrider.selector" $.root | nindent 6 }}
-      outrider/pool: {{ $.pool }}
+{{- $constraints = append $constraints (dict "maxSkew" 1 "topologyKey" $key "whenUnsatisfiable" "ScheduleAnyway") }}
+{{- end }}
+{{- if hasKey .values "topologySpreadConstraints" }}
+{{- $constraints = .values.topologySpreadConstraints }}
+{{- end }}
+{{- range $constraints }}
+- {{- toYaml . | nindent 2 }}
+  {{- if not (hasKey . "labelSelector") }}
+  labelSelector: {{- toYaml $selector | nindent 4 }}
+  {{- end }}
 {{- end }}
 {{- end }}
 
