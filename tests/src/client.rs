@@ -12,7 +12,7 @@ use tonic::Streaming;
 use tonic::transport::Channel;
 
 use crate::case::Case;
-use crate::wait::WAIT_TIMEOUT;
+use crate::wait::{WAIT_TIMEOUT, until};
 
 /// A connection to one router.
 #[derive(Debug, Clone)]
@@ -77,6 +77,11 @@ impl Client {
     /// Sends a request and returns the complete answer.
     pub async fn ask(&self, case: &Case) -> anyhow::Result<Answer> {
         self.open(case).await?.rest().await
+    }
+
+    /// Repeats the request until its answer has drafts: a draft worker is used some time after it has joined.
+    pub async fn wait_for_drafts(&self, case: &Case) -> anyhow::Result<()> {
+        until("drafts are used", async || Ok(self.ask(case).await?.speculation().draft_tokens > 0)).await
     }
 
     /// The complete answers, in the order of the cases, with `width` concurrent requests.

@@ -21,6 +21,7 @@ use crate::case::Case;
 use crate::client::{Answer, Client};
 use crate::fake_worker;
 use crate::faulty_wire::{FaultyWire, FrameCounts, WireFaults};
+use crate::lanes_report;
 use crate::metrics::Page;
 use crate::pair::{self, MODEL};
 use crate::wait::until;
@@ -147,6 +148,8 @@ impl Cluster {
             model: Some(pair::target_dir()),
             served_model_name: Some(MODEL.to_owned()),
             tls: Some(tls),
+            // Nothing is drafted for it.
+            profile_steps: false,
             ..worker_config()?
         };
         let discovery = self.discovery.as_ref();
@@ -165,6 +168,12 @@ impl Cluster {
     /// Adds a worker and waits until the router is connected to it.
     pub async fn add(&self, kind: WorkerKind) -> anyhow::Result<RunningWorker> {
         self.add_with(kind, |_| ()).await
+    }
+
+    /// Waits until the router can use all these workers, which is later than its connection to them.
+    pub async fn wait_known(&self, workers: &[&RunningWorker]) -> anyhow::Result<()> {
+        let addresses: Vec<String> = workers.iter().map(|worker| worker.url()).collect();
+        lanes_report::wait_known(&self.admin_url(), &addresses).await
     }
 
     /// Like [`Self::add`], with a modified configuration.
@@ -271,6 +280,11 @@ impl RunningWorker {
         Page::scrape(&format!("http://{}", self.admin)).await
     }
 
+    /// Number of steps that the worker ran.
+    pub async fn steps(&self) -> anyhow::Result<u64> {
+        Ok(self.metrics().await?.steps_run())
+    }
+
     /// The worker's address as the router knows it.
     pub fn url(&self) -> String {
         format!("http://{}", self.listen)
@@ -373,7 +387,8 @@ fn any_port() -> SocketAddr {
 /// The answers of a target without drafts: the reference for every other way of serving the cases.
 pub async fn plain_answers(cases: &[Case], width: usize) -> anyhow::Result<Vec<Answer>> {
     let cluster = Cluster::start(|_| ()).await?;
-    let _target = cluster.add(WorkerKind::Target).await?;
+    // Step times are for choosing k.
+    let _target = cluster.add_with(WorkerKind::Target, |config| config.profile_steps = false).await?;
     let plain: Vec<Case> = cases.iter().map(|case| case.with_k(0)).collect();
     let answers = cluster.client().await?.ask_all(&plain, width).await?;
     cluster.stop().await?;

@@ -5,6 +5,7 @@ use reqwest::Method;
 use serde_json::Value;
 
 use crate::http_client::{HttpAnswer, HttpClient};
+use crate::wait::until;
 
 /// Path of the report.
 pub const DEBUG_LANES: &str = "/debug/lanes";
@@ -33,4 +34,13 @@ impl LanesReport {
         let found = workers.iter().find(|worker| worker["address"] == address);
         found.with_context(|| format!("no worker at {address} in {}", self.0))
     }
+}
+
+/// Waits until the router with this admin URL reports all these workers.
+pub async fn wait_known(admin_url: &str, addresses: &[String]) -> anyhow::Result<()> {
+    until(&format!("the router knows {addresses:?}"), async || {
+        let report = LanesReport::of(admin_url).await?;
+        Ok(addresses.iter().all(|address| report.worker(address).is_ok()))
+    })
+    .await
 }

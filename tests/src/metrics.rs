@@ -46,6 +46,11 @@ impl Page {
         self.total_where(name, label) as u64
     }
 
+    /// Number of steps that a worker ran.
+    pub fn steps_run(&self) -> u64 {
+        self.sum_where("outrider_worker_steps_total", "outcome=\"run\"")
+    }
+
     /// Like [`Self::sum`], without rounding, for instance for seconds.
     pub fn total(&self, name: &str) -> f64 {
         self.total_where(name, "")

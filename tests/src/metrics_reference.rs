@@ -4,6 +4,7 @@ use router::metrics::RouterMetrics;
 use service::accept::{Connections, RawListener};
 use service::config::Faults;
 use service::metrics::{LabelDescription, LabelValues, MetricDescription, Metrics, reference};
+use service::tls::PresentedCertificates;
 use worker::metrics::WorkerMetrics;
 
 use crate::metrics::{Page, Sample};
@@ -51,6 +52,7 @@ pub fn worker_metrics() -> Metrics {
 fn connection_metrics() -> Metrics {
     let metrics = Metrics::new();
     drop(Connections::new(RawListener::default().validate(&mut Faults::new()), &metrics));
+    PresentedCertificates::default().register(&metrics);
     metrics
 }
 

@@ -80,9 +80,14 @@ pub struct PairText {
 }
 
 impl PairText {
-    /// Loads the target's tokenizer.
+    /// Loads the bundled target's tokenizer.
     pub fn load() -> anyhow::Result<Self> {
-        let path = target_dir().join("tokenizer.json");
+        Self::of(&target_dir())
+    }
+
+    /// Loads the tokenizer of a checkpoint whose texts have the bundled pair's format.
+    pub fn of(checkpoint: &Path) -> anyhow::Result<Self> {
+        let path = checkpoint.join("tokenizer.json");
         let tokenizer =
             Tokenizer::from_file(&path).map_err(|error| anyhow!("{}: {error}", path.display()))?;
         Ok(Self { tokenizer })

@@ -5,9 +5,6 @@ use serde_json::{Value, json};
 
 use crate::pair::MODEL;
 
-/// Path of requests that accept predictions.
-pub const CHAT: &str = "/v1/chat/completions";
-
 /// A seeded chat request with an optional prediction; the tuple is its temperature and its number of output
 /// tokens.
 pub fn chat_request(prompt: &str, (temperature, max_tokens): (f64, u32), prediction: Option<&str>) -> Value {

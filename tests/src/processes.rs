@@ -13,6 +13,7 @@ use nix::sys::signal::Signal;
 use outrider_cli::cluster::{Binaries, ClusterSpec, DraftKind, LogSink, NoLogs, ProcessCluster};
 
 use crate::client::Client;
+use crate::lanes_report;
 use crate::metrics::Page;
 use crate::pair::{self, MODEL};
 use crate::wait::{WAIT_TIMEOUT, until};
@@ -45,6 +46,12 @@ fn bundled_pair(change: impl FnOnce(&mut ClusterSpec)) -> anyhow::Result<Cluster
     Ok(spec)
 }
 
+/// Leaves out the draft worker, and the times that the target would measure at its start for choosing k.
+pub fn without_drafts(spec: &mut ClusterSpec) {
+    spec.draft = DraftKind::None;
+    spec.target_args.extend(["--profile-steps", "false"].map(str::to_owned));
+}
+
 /// Path of one of the programs, for tests that start it themselves.
 pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     Ok(Binaries::beside_this_executable()?.router.with_file_name(name))
@@ -58,6 +65,17 @@ pub async fn client(cluster: &ProcessCluster) -> anyhow::Result<Client> {
 /// The metrics of one process.
 pub async fn metrics(cluster: &ProcessCluster, name: &str) -> anyhow::Result<Page> {
     Page::scrape(&cluster.admin_url(name)?).await
+}
+
+/// Number of steps that a worker ran.
+pub async fn steps(cluster: &ProcessCluster, name: &str) -> anyhow::Result<u64> {
+    Ok(metrics(cluster, name).await?.steps_run())
+}
+
+/// Waits until the router can use all these workers, which is later than its connection to them.
+pub async fn wait_known(cluster: &ProcessCluster, names: &[&str]) -> anyhow::Result<()> {
+    let addresses = names.iter().map(|name| cluster.worker_url(name)).collect::<Result<Vec<_>, _>>()?;
+    lanes_report::wait_known(&cluster.admin_url("router")?, &addresses).await
 }
 
 /// Stops a process (SIGSTOP) and waits until none of its threads runs. The signal alone returns earlier:

@@ -19,6 +19,7 @@ mod shape;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::ensure;
 use clap::Parser;
 use speculation::{SamplingParams, SequenceSpec, TokenId};
 
@@ -94,6 +95,11 @@ fn main() -> anyhow::Result<ExitCode> {
                 texts.push(counts);
                 equal += usize::from(ids == *undrafted);
             }
+            ensure!(
+                texts.iter().any(|text| text.drafted > 0),
+                "{} drafted nothing: raise MAX_TOKENS",
+                shape.name()
+            );
             let is_compared = temperature == 0.0 || shape.kind.keeps_text();
             let equal_texts = match is_compared {
                 true => format!("{equal} of {}", texts.len()),

@@ -2,10 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, anyhow, ensure};
+use anyhow::{Context as _, ensure};
 use speculation::TokenId;
-use tests::pair::read_prompts;
-use tokenizers::Tokenizer;
+use tests::pair::{PairText, read_prompts};
 
 use crate::shape::number;
 
@@ -33,15 +32,11 @@ impl Selection {
 
     /// The prompts in `dir`, in the format that the bundled pair was trained on.
     pub(crate) fn read(self, dir: &Path) -> anyhow::Result<Vec<Vec<TokenId>>> {
-        let path = dir.join("target/tokenizer.json");
-        let tokenizer =
-            Tokenizer::from_file(&path).map_err(|error| anyhow!("{}: {error}", path.display()))?;
+        let text = PairText::of(&dir.join("target"))?;
         let mut prompts = Vec::new();
         for file in prompt_files(&dir.join("prompts"))? {
             for prompt in read_prompts(&file, self.skipped + self.per_type)?.iter().skip(self.skipped) {
-                let framed = format!("<|user|>\n{prompt}<|end|>\n<|assistant|>\n");
-                let encoding = tokenizer.encode(framed, false).map_err(|error| anyhow!("{error}"))?;
-                prompts.push(encoding.get_ids().to_vec());
+                prompts.push(text.chat_ids(prompt)?);
             }
         }
         ensure!(!prompts.is_empty(), "{} holds no such prompts", dir.join("prompts").display());

@@ -29,7 +29,7 @@ fn valid_request() -> Value {
 
 impl Fixture {
     async fn start() -> anyhow::Result<Self> {
-        let cluster = processes::start(|_| ()).await?;
+        let cluster = processes::start(processes::without_drafts).await?;
         let http = HttpClient::new(cluster.http_url())?;
         let text = completion_text(&http.ask(COMPLETIONS, &valid_request()).await?)?.to_owned();
         Ok(Self { cluster, http, text })

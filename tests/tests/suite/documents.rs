@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 use clap::{Args as _, CommandFactory as _};
-use outrider_cli::{bench, check_pair, distill, engine_bench, plan, up};
+use outrider_cli::{bench, check_pair, completions, distill, engine_bench, plan, up};
 use serde_json::json;
 use tests::http_client::{COMPLETIONS, HttpClient};
 use tests::metrics_reference::{router_metrics, undocumented, worker_metrics};
@@ -111,6 +111,7 @@ fn no_line_of_a_help_page_is_broken_by_wrapping() -> anyhow::Result<()> {
         bench::BenchArgs::augment_args(tool("bench")),
         engine_bench::BenchArgs::augment_args(tool("engine-bench")),
         check_pair::CheckPairArgs::augment_args(tool("check-pair")),
+        completions::CompletionsArgs::augment_args(tool("completions")),
         distill::DistillArgs::augment_args(tool("distill")),
         plan::PlanArgs::augment_args(tool("plan")),
     ];

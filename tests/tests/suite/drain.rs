@@ -9,7 +9,6 @@ use tests::cluster::{Cluster, WorkerKind};
 use tests::http_client::{HttpAnswer, HttpClient};
 use tests::lanes_report::LanesReport;
 use tests::pair::PairText;
-use tests::wait::until;
 
 fn case(max_tokens: u32) -> anyhow::Result<Case> {
     let prompt = PairText::load()?.bundled("summarization")?.swap_remove(1);
@@ -37,10 +36,7 @@ async fn sequences_of_a_drained_target_move_and_keep_their_ids() -> anyhow::Resu
     let (cluster, first, draft) = Cluster::of_pair(WorkerKind::Draft).await?;
     let second = cluster.add(WorkerKind::Target).await?;
     let client = cluster.client().await?;
-    until("the router knows both targets", async || {
-        Ok(LanesReport::of(&cluster.admin_url()).await?.worker(&second.url()).is_ok())
-    })
-    .await?;
+    cluster.wait_known(&[&first, &second]).await?;
     let case = case(800)?;
     let expected = client.ask(&case.with_k(0)).await?.token_ids;
     let mut stream = client.open(&case).await?;

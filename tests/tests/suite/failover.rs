@@ -4,19 +4,15 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
-use outrider_cli::cluster;
 use reqwest::Method;
 use serde_json::json;
 use tests::case::Case;
-use tests::client::Answer;
-use tests::cluster::{Cluster, RunningWorker, WorkerKind};
+use tests::cluster::{Cluster, WorkerKind};
 use tests::faulty_wire::WireFaults;
 use tests::http_client::{CHAT, HttpAnswer, HttpClient};
 use tests::pair::{MODEL, PairText};
 use tests::processes;
 use tests::wait::{WAIT_TIMEOUT, until};
-
-const STEPS: &str = "outrider_worker_steps_total";
 
 /// Long enough to be in progress when its worker fails.
 fn long_case(temperature: f32) -> anyhow::Result<Case> {
@@ -26,18 +22,6 @@ fn long_case(temperature: f32) -> anyhow::Result<Case> {
     case.ignore_eos = true;
     case.seed = 77;
     Ok(case)
-}
-
-fn check_same(expected: &Answer, got: &Answer) -> anyhow::Result<()> {
-    let differs = expected.token_ids.iter().zip(&got.token_ids).position(|(a, b)| a != b);
-    let lengths = (expected.token_ids.len(), got.token_ids.len());
-    ensure!(expected.token_ids == got.token_ids, "ids differ, first at {differs:?}; lengths {lengths:?}");
-    Ok(())
-}
-
-/// Number of steps that the worker ran.
-async fn steps(worker: &RunningWorker) -> anyhow::Result<u64> {
-    Ok(worker.metrics().await?.sum_where(STEPS, "outcome=\"run\""))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -50,11 +34,11 @@ async fn sequences_of_a_stopped_target_continue_at_another_target() -> anyhow::R
         let second = cluster.add(WorkerKind::Target).await?;
         let mut stream = client.open(&case).await?;
         stream.read_tokens(20).await?;
-        let (serving, other) = if steps(&second).await? > 0 { (second, first) } else { (first, second) };
-        let before = steps(&other).await?;
+        let (serving, other) = if second.steps().await? > 0 { (second, first) } else { (first, second) };
+        let before = other.steps().await?;
         serving.stop().await;
-        check_same(&expected, &stream.rest().await?)?;
-        ensure!(steps(&other).await? > before, "the other target never took over: the text ended too soon");
+        stream.rest().await?.check_same(&case.name, &expected)?;
+        ensure!(other.steps().await? > before, "the other target never took over: the text ended too soon");
         cluster.stop().await?;
     }
     Ok(())
@@ -70,8 +54,8 @@ async fn a_sequence_waits_for_a_target_to_return() -> anyhow::Result<()> {
     stream.read_tokens(20).await?;
     first.stop().await;
     let second = cluster.add(WorkerKind::Target).await?;
-    check_same(&expected, &stream.rest().await?)?;
-    ensure!(steps(&second).await? > 0, "the text ended before its target did");
+    stream.rest().await?.check_same(&case.name, &expected)?;
+    ensure!(second.steps().await? > 0, "the text ended before its target did");
     cluster.stop().await
 }
 
@@ -111,13 +95,11 @@ async fn a_target_that_is_listed_twice_answers_every_request() -> anyhow::Result
     cluster.list_target_again(&target).await?;
     for _ in 0..20 {
         let answer = tokio::time::timeout(WAIT_TIMEOUT, client.ask(&case)).await;
-        check_same(&expected, &answer.context("a request hangs")??)?;
+        answer.context("a request hangs")??.check_same(&case.name, &expected)?;
     }
-    let expected_long = client.ask(&long_case(0.0)?.with_k(0)).await?;
-    check_same(
-        &expected_long,
-        &tokio::time::timeout(WAIT_TIMEOUT, stream.rest()).await.context("a stream hangs")??,
-    )?;
+    let long = long_case(0.0)?;
+    let rest = tokio::time::timeout(WAIT_TIMEOUT, stream.rest()).await.context("a stream hangs")??;
+    rest.check_same(&long.name, &client.ask(&long.with_k(0)).await?)?;
     ensure!(target.metrics().await?.sum("outrider_worker_streams") == 1, "more than one stream is open");
     cluster.stop().await
 }
@@ -138,9 +120,9 @@ async fn a_draft_worker_that_joins_late_is_used() -> anyhow::Result<()> {
     stream.read_tokens(20).await?;
     let draft = cluster.add(WorkerKind::Draft).await?;
     let got = stream.rest().await?;
-    check_same(&expected, &got)?;
+    got.check_same(&case.name, &expected)?;
     ensure!(got.speculation().accepted_tokens > 0, "the running sequence did not get the draft worker");
-    ensure!(steps(&draft).await? > 0, "the draft worker never ran");
+    ensure!(draft.steps().await? > 0, "the draft worker never ran");
     cluster.stop().await
 }
 
@@ -160,12 +142,12 @@ async fn a_sequence_at_the_end_of_the_drafts_window_does_not_affect_others() -> 
     stream.read_tokens(20).await?;
     for _ in 0..8 {
         let beside = client.ask(&neighbour).await?;
-        check_same(&alone, &beside)?;
+        beside.check_same(&neighbour.name, &alone)?;
         let used = beside.speculation();
         ensure!(used.disabled_reason != "draft_refused" && used.draft_tokens > 0, "{used:?}");
     }
     let rest = stream.rest().await?;
-    check_same(&expected_long, &rest)?;
+    rest.check_same(&long.name, &expected_long)?;
     ensure!(rest.speculation().disabled_reason == "draft_refused", "it never reached the window's end");
     cluster.stop().await
 }
@@ -175,24 +157,21 @@ async fn sequences_of_a_killed_target_process_continue_at_another_target() -> an
     let mut cluster = processes::start(|spec| spec.target_workers = 2).await?;
     let client = processes::client(&cluster).await?;
     let case = long_case(1.0)?;
-    until("the router has both targets", async || {
-        let mut connected = 0;
-        for name in ["target-0", "target-1"] {
-            connected += processes::metrics(&cluster, name).await?.sum("outrider_worker_streams");
-        }
-        Ok(connected == 2)
-    })
-    .await?;
+    processes::wait_known(&cluster, &["target-0", "target-1"]).await?;
     let expected = client.ask(&case.with_k(0)).await?;
-    let before = [steps_of(&cluster, "target-0").await?, steps_of(&cluster, "target-1").await?];
+    let steps = async || {
+        let of_first = processes::steps(&cluster, "target-0").await?;
+        anyhow::Ok([of_first, processes::steps(&cluster, "target-1").await?])
+    };
+    let before = steps().await?;
     let mut stream = client.open(&case).await?;
     stream.read_tokens(20).await?;
-    let now = [steps_of(&cluster, "target-0").await?, steps_of(&cluster, "target-1").await?];
+    let now = steps().await?;
     let (serving, other) = if now[0] > before[0] { (0, 1) } else { (1, 0) };
     ensure!(now[other] == before[other], "both targets serve one sequence");
     cluster.kill(&format!("target-{serving}")).await?;
-    check_same(&expected, &stream.rest().await?)?;
-    let other_after = steps_of(&cluster, &format!("target-{other}")).await?;
+    stream.rest().await?.check_same(&case.name, &expected)?;
+    let other_after = processes::steps(&cluster, &format!("target-{other}")).await?;
     ensure!(other_after > before[other], "the other target never took over: the text ended too soon");
     cluster.stop().await;
     Ok(())
@@ -204,13 +183,12 @@ async fn a_killed_draft_process_changes_no_token() -> anyhow::Result<()> {
     let client = processes::client(&cluster).await?;
     let case = long_case(1.0)?;
     let expected = client.ask(&case.with_k(0)).await?;
-    until("drafts are used", async || Ok(client.ask(&short(&case)).await?.speculation().draft_tokens > 0))
-        .await?;
+    client.wait_for_drafts(&short(&case)).await?;
     let mut stream = client.open(&case).await?;
     stream.read_tokens(20).await?;
     cluster.signal("draft-0", Signal::SIGKILL)?;
     let got = stream.rest().await?;
-    check_same(&expected, &got)?;
+    got.check_same(&case.name, &expected)?;
     let used = got.speculation();
     ensure!(used.draft_tokens > 0, "it was killed before it drafted anything");
     ensure!(used.disabled_reason == "no_draft_worker", "it was killed after the text was done: {used:?}");
@@ -219,19 +197,12 @@ async fn a_killed_draft_process_changes_no_token() -> anyhow::Result<()> {
     ensure!(without.speculation().draft_tokens == 0, "{:?}", without.speculation());
     cluster.restart("draft-0").await?;
     cluster.wait_process_ready("draft-0", WAIT_TIMEOUT).await?;
-    until("drafts are used again", async || {
-        Ok(client.ask(&short(&case)).await?.speculation().draft_tokens > 0)
-    })
-    .await?;
-    check_same(&expected, &client.ask(&case).await?)?;
+    client.wait_for_drafts(&short(&case)).await?;
+    client.ask(&case).await?.check_same(&case.name, &expected)?;
     cluster.stop().await;
     Ok(())
 }
 
 fn short(case: &Case) -> Case {
     Case { max_tokens: 12, ..case.clone() }
-}
-
-async fn steps_of(cluster: &cluster::ProcessCluster, name: &str) -> anyhow::Result<u64> {
-    Ok(processes::metrics(cluster, name).await?.sum_where(STEPS, "outcome=\"run\""))
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use tests::case::covering_set;
+use tests::client::check_all_same;
 use tests::cluster::{Cluster, WorkerKind, plain_answers};
 use tests::faulty_wire::{FrameCounts, WireFaults};
 use tests::pair::PairText;
@@ -47,15 +48,7 @@ async fn lost_duplicated_and_reordered_frames_change_no_token() -> anyhow::Resul
         let (_draft, to_draft) = cluster.add_behind(WorkerKind::Draft, faults(seed + 100)).await?;
         let answers =
             cluster.client().await?.ask_all(&cases, WIDTH).await.with_context(|| format!("seed {seed}"))?;
-        for ((case, expected), got) in cases.iter().zip(&expected).zip(&answers) {
-            let (name, ids) = (&case.name, &got.token_ids);
-            ensure!(
-                *ids == expected.token_ids,
-                "wire seed {seed}, {name}: {ids:?} for {:?}",
-                expected.token_ids
-            );
-            ensure!(got.logprobs == expected.logprobs, "wire seed {seed}, {name}: other log probabilities");
-        }
+        check_all_same(&cases, (&expected, &answers), &format!("wire seed {seed}"))?;
         check_tally(&to_target).with_context(|| format!("seed {seed}, the target's wire"))?;
         check_tally(&to_draft).with_context(|| format!("seed {seed}, the draft's wire"))?;
         let resent =

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context as _, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use tests::case::{Case, covering_set};
-use tests::client::Answer;
+use tests::client::{Answer, check_all_same};
 use tests::cluster::{Cluster, WorkerKind, plain_answers};
 use tests::hostile::{DraftMisbehaviour, HostileDraft};
 use tests::pair::PairText;
@@ -30,11 +30,7 @@ async fn ask_beside(
         .add_draft_service(|lifetime| HostileDraft::new(misbehaviour, vocab_size, counted, lifetime))
         .await?;
     let answers = cluster.client().await?.ask_all(cases, REQUESTS).await?;
-    for ((case, expected), got) in cases.iter().zip(expected).zip(&answers) {
-        let (name, ids) = (&case.name, &got.token_ids);
-        ensure!(*ids == expected.token_ids, "{name}: {ids:?} instead of {:?}", expected.token_ids);
-        ensure!(got.logprobs == expected.logprobs, "{name}: other log probabilities");
-    }
+    check_all_same(cases, (expected, &answers), "a hostile draft worker")?;
     ensure!(num_misbehaviours.load(Ordering::Relaxed) > 0, "it received no request");
     let metrics = cluster.metrics().await?;
     if let Some(reason) = misbehaviour.counted_as() {

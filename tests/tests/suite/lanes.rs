@@ -7,11 +7,10 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use tests::case::{Case, covering_set};
 use tests::client::{Answer, check_all_same};
-use tests::cluster::{Cluster, RunningWorker, WorkerKind, plain_answers};
+use tests::cluster::{Cluster, WorkerKind, plain_answers};
 use tests::faulty_wire::WireFaults;
 use tests::lanes_report::LanesReport;
 use tests::pair::PairText;
-use tests::wait::until;
 
 /// Concurrent requests per router.
 const WIDTH: usize = 12;
@@ -63,29 +62,20 @@ async fn two_routers_on_one_target_with_late_drafts_change_no_token() -> anyhow:
     cluster.stop().await
 }
 
-/// Number of steps that the worker ran.
-async fn steps(worker: &RunningWorker) -> anyhow::Result<u64> {
-    Ok(worker.metrics().await?.sum_where("outrider_worker_steps_total", "outcome=\"run\""))
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_draft_worker_for_a_task_type_is_used_only_for_it() -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;
-    let _target = cluster.add(WorkerKind::Target).await?;
+    let target = cluster.add(WorkerKind::Target).await?;
     let general = cluster.add(WorkerKind::Draft).await?;
     let for_code = cluster.add_draft_for(&["code"]).await?;
     let client = cluster.client().await?;
-    until("the router knows all workers", async || {
-        let report = LanesReport::of(&cluster.admin_url()).await?;
-        Ok(report.0["workers"].as_array().is_some_and(|workers| workers.len() == 3))
-    })
-    .await?;
+    cluster.wait_known(&[&target, &general, &for_code]).await?;
     let cases = covering_set(&PairText::load()?)?;
     for (task_type, is_for_code) in [("chat", false), ("code", true)] {
         let case = cases.iter().find(|case| case.task_type == task_type).context("not covered")?;
-        let before = [steps(&general).await?, steps(&for_code).await?];
+        let before = [general.steps().await?, for_code.steps().await?];
         ensure!(client.ask(case).await?.speculation().draft_tokens > 0, "{task_type}: nothing was drafted");
-        let used = [steps(&general).await? > before[0], steps(&for_code).await? > before[1]];
+        let used = [general.steps().await? > before[0], for_code.steps().await? > before[1]];
         ensure!(used == [!is_for_code, is_for_code], "{task_type}: general and for code: {used:?}");
     }
     cluster.stop().await

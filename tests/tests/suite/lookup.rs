@@ -7,9 +7,9 @@ use speculation::AcceptanceMode;
 use tests::case::{Case, covering_set};
 use tests::client::check_all_same;
 use tests::cluster::{Cluster, WorkerKind, plain_answers};
-use tests::http_client::HttpClient;
+use tests::http_client::{CHAT, HttpClient};
 use tests::pair::PairText;
-use tests::predictions::{CHAT, before_edit, chat_request, text_of};
+use tests::predictions::{before_edit, chat_request, text_of};
 
 /// Concurrent requests.
 const WIDTH: usize = 6;
@@ -131,7 +131,7 @@ async fn a_prediction_is_still_used_after_its_target_is_lost() -> anyhow::Result
         text.push_str(chunk["choices"][0]["delta"]["content"].as_str().unwrap_or_default());
     }
     ensure!(text == text_of(&plain)?, "{events}\n{plain}");
-    let steps = second.metrics().await?.sum_where("outrider_worker_steps_total", "outcome=\"run\"");
+    let steps = second.steps().await?;
     ensure!((1..160).contains(&steps), "the second target took {steps} steps for the rest of 160 tokens");
     cluster.stop().await
 }

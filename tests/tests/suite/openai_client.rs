@@ -21,10 +21,12 @@ async fn the_openai_package_works() -> anyhow::Result<()> {
     let open = processes::start(|spec| spec.target_args.clear());
     let keyed = processes::start(|spec| {
         spec.target_args.clear();
+        processes::without_drafts(spec);
         spec.api_keys = Some(keys);
     });
     let small = processes::start(|spec| {
         spec.target_args.clear();
+        processes::without_drafts(spec);
         let limits = ["--max-sequences", "1", "--max-waiting-requests", "0"];
         spec.router_args = limits.map(str::to_owned).into();
     });

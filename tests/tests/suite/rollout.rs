@@ -10,7 +10,6 @@ use tests::cluster::{Cluster, RunningWorker, WorkerKind, plain_answers};
 use tests::http_client::{HttpAnswer, HttpClient};
 use tests::lanes_report::LanesReport;
 use tests::pair::PairText;
-use tests::wait::until;
 
 /// Concurrent requests.
 const WIDTH: usize = 6;
@@ -44,13 +43,8 @@ impl Pools {
         };
         let on_trial = cluster.add_with(on_trial, named).await?;
         cluster.ready().await?;
-        let pools = Self { cluster, _target: target, serving, on_trial };
-        until("the router knows both draft workers", async || {
-            let report = pools.report().await?;
-            Ok([&pools.serving, &pools.on_trial].iter().all(|worker| report.worker(&worker.url()).is_ok()))
-        })
-        .await?;
-        Ok(pools)
+        cluster.wait_known(&[&serving, &on_trial]).await?;
+        Ok(Self { cluster, _target: target, serving, on_trial })
     }
 
     async fn report(&self) -> anyhow::Result<LanesReport> {

@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tests::case::Case;
 use tests::http_client::{COMPLETIONS, HttpAnswer, HttpClient};
-use tests::lanes_report::LanesReport;
 use tests::metrics::Page;
 use tests::pair::{MODEL, PairText};
 use tests::processes::{self, client, metrics};
@@ -239,11 +238,7 @@ async fn a_slow_draft_worker_is_identified() -> anyhow::Result<()> {
         spec.draft = DraftKind::Synthetic;
     })
     .await?;
-    until("the draft worker is connected", async || {
-        let report = LanesReport::of(&observed.cluster.admin_url("router")?).await?;
-        Ok(report.0["workers"].as_array().is_some_and(|workers| workers.len() == 2))
-    })
-    .await?;
+    processes::wait_known(&observed.cluster, &["target-0", "draft-0"]).await?;
     // A fixed k: a lane would have noticed and drafted nothing.
     let body = json!({ "prompt": "slow", "max_tokens": 12, "speculation": { "num_draft_tokens": 3 } });
     let id = observed.ask(TRACE, body).await?;

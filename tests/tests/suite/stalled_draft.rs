@@ -13,7 +13,6 @@ use tests::cluster::plain_answers;
 use tests::lanes_report::LanesReport;
 use tests::pair::PairText;
 use tests::processes;
-use tests::wait::until;
 
 /// Number of active requests when the worker stalls.
 const CONCURRENCY: usize = 6;
@@ -31,12 +30,6 @@ async fn is_out(cluster: &ProcessCluster, name: &str) -> anyhow::Result<bool> {
     Ok(report.worker(&cluster.worker_url(name)?)?["health"]["is_out"] == true)
 }
 
-fn check_same(case: &Case, expected: &Answer, got: &Answer) -> anyhow::Result<()> {
-    let (name, ids) = (&case.name, &got.token_ids);
-    ensure!(*ids == expected.token_ids, "{name}: {ids:?} instead of {:?}", expected.token_ids);
-    Ok(())
-}
-
 fn cases() -> anyhow::Result<Vec<Case>> {
     Ok(covering_set(&PairText::load()?)?.into_iter().step_by(3).take(CONCURRENCY).collect())
 }
@@ -47,24 +40,22 @@ async fn a_stalled_draft_costs_one_deadline_and_is_used_again_once_it_answers() 
     let expected = plain_answers(&cases, CONCURRENCY).await?;
     let cluster = processes::start(|_| ()).await?;
     let client = processes::client(&cluster).await?;
-    until("drafts are used", async || Ok(client.ask(&cases[0]).await?.speculation().draft_tokens > 0))
-        .await?;
+    client.wait_for_drafts(&cases[0]).await?;
     let before = missed(&cluster, "draft-0").await?;
     processes::pause(&cluster, "draft-0").await?;
     // Sequentially: each would have noticed the stall by itself.
     for (case, expected) in cases.iter().zip(&expected) {
         let answer = client.ask(case).await?;
-        check_same(case, expected, &answer)?;
+        answer.check_same(&case.name, expected)?;
         ensure!(answer.speculation().draft_tokens == 0, "{}: a stopped process drafted", case.name);
     }
     let waited = missed(&cluster, "draft-0").await? - before;
     ensure!(waited == 1, "{waited} deadlines were waited for, by {CONCURRENCY} requests");
     ensure!(is_out(&cluster, "draft-0").await?, "a worker that says nothing is waited for");
     cluster.signal("draft-0", Signal::SIGCONT)?;
-    until("drafts are used again", async || Ok(client.ask(&cases[0]).await?.speculation().draft_tokens > 0))
-        .await?;
+    client.wait_for_drafts(&cases[0]).await?;
     for (case, expected) in cases.iter().zip(&expected) {
-        check_same(case, expected, &client.ask(case).await?)?;
+        client.ask(case).await?.check_same(&case.name, expected)?;
     }
     cluster.stop().await;
     Ok(())
@@ -77,11 +68,7 @@ async fn sequences_of_a_stalled_draft_continue_to_draft_at_a_healthy_one() -> an
     let expected = plain_answers(&cases, CONCURRENCY).await?;
     let cluster = processes::start(|spec| spec.draft_workers = 2).await?;
     let client = processes::client(&cluster).await?;
-    until("both draft workers are used", async || {
-        let report = LanesReport::of(&cluster.admin_url("router")?).await?;
-        Ok(report.0["workers"].as_array().is_some_and(|workers| workers.len() == 3))
-    })
-    .await?;
+    processes::wait_known(&cluster, &["target-0", "draft-0", "draft-1"]).await?;
     let mut streams: Vec<_> =
         stream::iter(&cases).map(|case| client.open(case)).buffered(CONCURRENCY).try_collect().await?;
     for stream in &mut streams {
@@ -92,7 +79,7 @@ async fn sequences_of_a_stalled_draft_continue_to_draft_at_a_healthy_one() -> an
     let drafted = |answer: &Answer| answer.speculation().draft_tokens;
     for ((case, expected), stream) in cases.iter().zip(&expected).zip(streams) {
         let answer = stream.rest().await?;
-        check_same(case, expected, &answer)?;
+        answer.check_same(&case.name, expected)?;
         ensure!(drafted(&answer) > 40, "{}: only {} tokens drafted", case.name, drafted(&answer));
     }
     let waited = missed(&cluster, "draft-0").await? - before;
@@ -103,7 +90,7 @@ async fn sequences_of_a_stalled_draft_continue_to_draft_at_a_healthy_one() -> an
     // New requests do not wait at all, and are drafted for.
     for (case, expected) in cases.iter().zip(&expected) {
         let answer = client.ask(case).await?;
-        check_same(case, expected, &answer)?;
+        answer.check_same(&case.name, expected)?;
         ensure!(drafted(&answer) > 0, "{}: nothing was drafted", case.name);
     }
     let afterwards = missed(&cluster, "draft-0").await.map_or(waited, |missed| missed - before);

@@ -68,8 +68,7 @@ async fn losing_the_workers_of_a_tree_changes_no_token() -> anyhow::Result<()> {
         let client = cluster.client().await?;
         let tree = case.with_tree(4, 16);
         let short = Case { max_tokens: 24, ..tree.clone() };
-        until("drafts are used", async || Ok(client.ask(&short).await?.speculation().draft_tokens > 0))
-            .await?;
+        client.wait_for_drafts(&short).await?;
         let mut stream = client.open(&tree).await?;
         stream.read_tokens(60).await?;
         draft.stop().await;
@@ -80,8 +79,7 @@ async fn losing_the_workers_of_a_tree_changes_no_token() -> anyhow::Result<()> {
         let _draft = cluster.add(WorkerKind::Draft).await?;
         let got = stream.rest().await?;
         got.check_same(&case.name, &expected)?;
-        let steps = second.metrics().await?.sum_where("outrider_worker_steps_total", "outcome=\"run\"");
-        ensure!(steps > 0, "the text ended before its target did");
+        ensure!(second.steps().await? > 0, "the text ended before its target did");
         ensure!(totals(std::iter::once(&got)).1 > 0, "nothing was drafted");
         cluster.stop().await?;
     }
@@ -98,7 +96,7 @@ async fn killing_a_draft_process_that_drafts_trees_changes_no_token() -> anyhow:
     let expected = client.ask(&case.with_k(0)).await?;
     let tree = case.with_tree(4, 16);
     let short = Case { max_tokens: 12, ..tree.clone() };
-    until("drafts are used", async || Ok(client.ask(&short).await?.speculation().draft_tokens > 0)).await?;
+    client.wait_for_drafts(&short).await?;
     let mut stream = client.open(&tree).await?;
     stream.read_tokens(20).await?;
     cluster.signal("draft-0", Signal::SIGKILL)?;

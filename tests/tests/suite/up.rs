@@ -95,13 +95,18 @@ impl Drop for Up {
     }
 }
 
-/// `outrider up` in a separate process group, as a shell starts it.
+/// Variable of the workers' setting to measure step times at their start.
+const PROFILE_STEPS: &str = "OUTRIDER_PROFILE_STEPS";
+
+/// `outrider up` in a separate process group, as a shell starts it. Workers measure no step times: most of
+/// these tests do not concern the choice of k.
 fn command(arguments: &[&str]) -> anyhow::Result<Command> {
     let mut command = Command::new(processes::program("outrider")?);
     command
         .args(["up", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
         .args(["--threads", "1"])
         .args(arguments);
+    command.env(PROFILE_STEPS, "false");
     command.current_dir(pair::root()).stdin(Stdio::null()).process_group(0);
     Ok(command)
 }
@@ -157,7 +162,9 @@ async fn the_printed_command_gets_a_completion_and_ctrl_c_stops_all_processes() 
 #[tokio::test]
 async fn the_bundled_pair_gets_ballast_and_shows_that_drafting_changes_no_text() -> anyhow::Result<()> {
     // The amount is a default that the command line's tests check; here it would only take time.
-    let (mut up, _) = Up::start(&["--ballast", "8M"]).await?;
+    let mut command = command(&["--ballast", "8M"])?;
+    command.env_remove(PROFILE_STEPS);
+    let (mut up, _) = Up::start_command(command)?;
     let pair = up.printed.iter().find(|line| line.starts_with("target models/demo/target")).cloned();
     ensure!(pair.is_some_and(|line| line.contains("8M parameters of ballast")), "{:?}", up.printed);
     let evidence = up.line_with("drafting: ")?;
@@ -361,5 +368,15 @@ fn too_little_memory_is_explained_by_one_line() -> anyhow::Result<()> {
     for words in ["error: target-0 cannot start", "memory", "use a smaller model"] {
         ensure!(line.contains(words), "`{words}` is not in: {line}");
     }
+    Ok(())
+}
+
+/// With and without a driver: no machine has that many GPUs.
+#[test]
+fn a_missing_gpu_is_explained_by_one_line() -> anyhow::Result<()> {
+    let line = refusal(&mut command(&["--ballast", "0", "--device", "cuda:63"])?)?;
+    ensure!(line.starts_with("error: target-0 cannot start: --device cuda:63: "), "{line}");
+    let reasons = ["libcuda.so was not found: install the nvidia driver", "there is no cuda:63"];
+    ensure!(reasons.iter().any(|reason| line.contains(reason)), "{line}");
     Ok(())
 }

@@ -161,7 +161,7 @@ const GRPC_ROWS: [GrpcRow; 27] = [
         |r| r.stop = vec!["x".to_owned(); 100],
         Code::InvalidArgument,
         "invalid_request",
-        "stop has 100 strings, at most 16",
+        "stop has 100 strings, at most 64",
     ),
     (
         |r| r.logprobs = Some(21),

@@ -113,7 +113,7 @@ fn output_options() -> Vec<FieldRow> {
         (CHAT, json!({ "n": 0 }), "n", "n must be between 1 and 128, not 0"),
         (CHAT, json!({ "n": 1_000 }), "n", "n must be between 1 and 128, not 1000"),
         (CHAT, json!({ "n": 1.5 }), "n", "n: invalid type: floating point"),
-        (CHAT, json!({ "stop": stops }), "stop", "stop has 100 strings, at most 16"),
+        (CHAT, json!({ "stop": stops }), "stop", "stop has 100 strings, at most 64"),
         (CHAT, json!({ "stop": "x".repeat(513) }), "stop", "513 bytes, a stop string must have 1 to 512"),
         (CHAT, json!({ "stop": 5 }), "stop", "expected a string or a list of strings"),
         (CHAT, json!({ "stop_token_ids": [4096] }), "stop_token_ids", "stop_token_ids[0] is 4096"),
