@@ -106,7 +106,7 @@ async fn keep_written(
     worker: &mut RegisteredWorker,
     backoff: &mut Backoff,
 ) -> Result<Infallible, Fault> {
-    key.put_if_missing(&mut client, worker.member_now()).await?;
+    key.write(&mut client, worker.member_now(), false).await?;
     backoff.succeeded();
     tracing::info!(worker = worker.member.id, "registered in etcd");
     worker.listed.send_replace(true);
@@ -114,8 +114,14 @@ async fn keep_written(
     loop {
         tokio::time::sleep(RENEW_EVERY).await;
         has_news |= worker.load.has_changed().unwrap_or(false);
-        match key.update(&mut client, worker.member_now(), has_news).await {
-            Ok(()) => has_news = false,
+        match key.write(&mut client, worker.member_now(), has_news).await {
+            Ok(was_missing) => {
+                has_news = false;
+                if was_missing {
+                    let worker = worker.member.id.as_str();
+                    tracing::warn!(worker, "the worker's key was missing in etcd: wrote it again");
+                }
+            }
             // The key stays with its lease. If etcd does not answer at all, the next renewal fails.
             Err(fault @ Fault::Timeout) => tracing::debug!(%fault, "etcd is slow: the key is checked again"),
             Err(fault) => return Err(fault),
@@ -138,28 +144,15 @@ struct Key<'a> {
 }
 
 impl Key<'_> {
-    /// Writes the key unless it exists under this lease, so that routers only see real changes; returns
-    /// whether it was written.
-    async fn put_if_missing(&self, client: &mut Client, member: &Member) -> Result<bool, Fault> {
+    /// Writes the key unless it exists under this lease and its member has not changed, so that routers only
+    /// see real changes; returns whether it was missing. A single transaction: a key that is deleted meanwhile
+    /// is not written unnoticed.
+    async fn write(&self, client: &mut Client, member: &Member, has_changed: bool) -> Result<bool, Fault> {
         let is_there = Compare::lease(self.cluster.key_of(member).as_str(), CompareOp::Equal, self.lease);
-        let answer =
-            within_timeout(client.txn(Txn::new().when([is_there]).or_else([self.to_put(member)]))).await?;
-        Ok(!answer.succeeded())
-    }
-
-    /// Writes the key if it is missing or its member has changed.
-    async fn update(&self, client: &mut Client, member: &Member, has_changed: bool) -> Result<(), Fault> {
-        if self.put_if_missing(client, member).await? {
-            tracing::warn!(worker = member.id, "the worker's key was missing in etcd: wrote it again");
-        } else if has_changed {
-            self.put(client, member).await?;
-        }
-        Ok(())
-    }
-
-    /// Writes a changed member.
-    async fn put(&self, client: &mut Client, member: &Member) -> Result<(), Fault> {
-        within_timeout(client.txn(Txn::new().and_then([self.to_put(member)]))).await.map(drop)
+        let put = self.to_put(member);
+        let changed = Vec::from_iter(has_changed.then(|| put.clone()));
+        let write = Txn::new().when([is_there]).and_then(changed).or_else([put]);
+        Ok(!within_timeout(client.txn(write)).await?.succeeded())
     }
 
     fn to_put(&self, member: &Member) -> TxnOp {
