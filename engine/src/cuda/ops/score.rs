@@ -133,7 +133,7 @@ where
     take_rows(executor, (logits, stride), drawing.arrays.input(which), raw)
 }
 
-/// Scores the rows that [`copy_raw_rows`] has copied, after the step's [`draw`](super::draw).
+/// Scores the rows that [`copy_raw_rows`] has copied, after the step's [`draw`](super::draw()).
 pub(crate) fn score<E: Executor>(
     executor: &mut E,
     buffers: &ScoreBuffers<E::Memory>,
