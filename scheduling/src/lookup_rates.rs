@@ -5,7 +5,7 @@
 //! drafted. So an inaccurate source is given up without a rejected draft, and an accurate one is used again
 //! without a trial. Reads no clock.
 
-use crate::smoothing::{EWMA_WINDOW, LONG_EWMA_WINDOW, PRIOR_WEIGHT};
+use crate::smoothing::{LONG_EWMA_WINDOW, PRIOR_WEIGHT};
 use serde::Serialize;
 use speculation::lookup::CheckedPrediction;
 
@@ -52,6 +52,9 @@ type ByClass = [f64; FIRST_OF_CLASS.len()];
 /// sequence.
 const LANE_PRIOR_WEIGHT: f64 = 8.0;
 
+/// Memory of a sequence, in judged tokens per class.
+const SEQUENCE_EWMA_WINDOW: f64 = 32.0;
+
 /// Accuracy of one source for a lane or a sequence.
 #[derive(Debug, Clone)]
 pub struct LookupRates {
@@ -69,7 +72,7 @@ impl LookupRates {
 
     /// Creates the rates of a sequence.
     pub fn of_sequence() -> Self {
-        Self { window: EWMA_WINDOW, ..Self::of_lane() }
+        Self { window: SEQUENCE_EWMA_WINDOW, ..Self::of_lane() }
     }
 
     /// Records the prediction for a committed token.

@@ -1,7 +1,6 @@
 //! Memories of exponentially decayed means, in observations.
 
-/// In rounds, forwards, proposals or judged tokens: for values that change with the load, or that differ by
-/// sequence.
+/// In rounds, forwards, proposals or judged positions: for values that change with the load.
 pub(crate) const EWMA_WINDOW: f64 = 64.0;
 
 /// In judged tokens, replies, outputs or lane rounds: for lasting values, such as the kind of text or the network

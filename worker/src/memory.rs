@@ -12,7 +12,17 @@ pub enum MemoryLimit {
     Percent(u8),
 }
 
+/// Whether a number is a usable fraction of a GPU's memory.
+pub fn is_memory_fraction(part: f32) -> bool {
+    part > 0.0 && part <= 1.0
+}
+
 impl MemoryLimit {
+    /// Whether this is a share of the host's memory, which means nothing on a GPU.
+    pub fn is_share_of_host(self) -> bool {
+        matches!(self, Self::Percent(_))
+    }
+
     /// The limit in bytes. A percentage applies to the machine's memory, or to the limit of the container or
     /// service (its cgroup) if that is lower.
     pub fn bytes(self) -> Result<u64, String> {

@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use engine::ParameterCount;
 use worker::compute_device::ComputeDevice;
-use worker::memory::MemoryLimit;
+use worker::memory::{MemoryLimit, is_memory_fraction};
 
 use crate::check_pair::WeightsArg;
 use crate::count::count;
@@ -180,7 +180,7 @@ fn memory_size(text: &str) -> Result<String, String> {
 }
 
 fn part(text: &str) -> Result<f32, String> {
-    let part = f32::from_str(text).ok().filter(|part| *part > 0.0 && *part <= 1.0);
+    let part = f32::from_str(text).ok().filter(|part| is_memory_fraction(*part));
     part.ok_or_else(|| "expected a part above 0 and at most 1, such as 0.8".to_owned())
 }
 

@@ -4,6 +4,7 @@
 //! needs no events. This module knows no tensor shapes; `ops` does.
 
 mod driver;
+mod pinned;
 #[cfg(test)]
 mod tests;
 
@@ -15,9 +16,7 @@ use std::time::Duration;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
-use cudarc::driver::{
-    CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaSlice, CudaStream, DevicePtr, PinnedHostSlice,
-};
+use cudarc::driver::{CudaContext, CudaFunction, CudaGraph, CudaSlice, CudaStream, DevicePtr};
 use cudarc::nvrtc::Ptx;
 
 use super::blas::{Blas, Product, WORKSPACE_BYTES};
@@ -27,15 +26,13 @@ use super::kv_budget::MemoryInfo;
 use super::memory_pool::MemoryPool;
 use super::ranks::{Watch, wait_watched};
 use super::sources::Kernel;
-use super::staging::{HALF_BYTES, Place, StagingHalves};
+use super::staging::HALF_BYTES;
 use super::{CudaError, kernel_files, nvrtc};
 use crate::EngineError;
 pub(super) use driver::refused;
 use driver::{driver_version, open_context, start_driver};
+use pinned::{DOWNLOAD_BYTES, Staging};
 
-/// Size of the pinned memory for results, and the longest read that goes through it. The results of a step's
-/// draws are at most a few hundred bytes for each of 512 rows.
-const DOWNLOAD_BYTES: usize = 1 << 20;
 /// Oldest architecture that has the tensor-core instructions used by the kernels.
 const OLDEST: (i32, i32) = (8, 0);
 
@@ -63,26 +60,6 @@ struct LibraryProducts {
     workspace: CudaMemory,
     /// Minimum number of rows of a product.
     from_rows: usize,
-}
-
-/// Pinned memory for copies to and from the device, and the progress of the copies to it.
-struct Staging {
-    halves: StagingHalves,
-    pinned: [PinnedHostSlice<u8>; 2],
-    /// For each half: event recorded after the last copy out of it.
-    copied: [CudaEvent; 2],
-    /// What was read last.
-    download: PinnedHostSlice<u8>,
-    stream: Arc<CudaStream>,
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        // Pinned memory must not be freed while a copy reads or writes it.
-        if let Err(error) = self.stream.synchronize() {
-            tracing::warn!(%error, "a device was left with copies under way");
-        }
-    }
 }
 
 /// Watch over other ranks and a timeout; none without other ranks.
@@ -305,35 +282,12 @@ impl CudaDevice {
         Ok(self.stream.cu_stream().cast())
     }
 
-    fn new_staging(&self) -> Result<Staging, CudaError> {
-        let failed = refused("take memory that it copies from and to");
-        // SAFETY: nothing is read from it before it was written. Not write-combined, because `fill` may also
-        // read it.
-        let pinned = |bytes| unsafe { self.context.alloc_pinned_with_flags::<u8>(bytes, 0) }.map_err(&failed);
-        let event = || self.context.new_event(None).map_err(&failed);
-        let (halves, stream) = (StagingHalves::new(HALF_BYTES), Arc::clone(&self.stream));
-        let (copied, download) = ([event()?, event()?], pinned(DOWNLOAD_BYTES)?);
-        Ok(Staging { halves, pinned: [pinned(HALF_BYTES)?, pinned(HALF_BYTES)?], copied, download, stream })
-    }
-
     /// The pinned memory, allocated if there is none yet.
     fn staging(&mut self) -> Result<&mut Staging, CudaError> {
         if self.staging.is_none() {
-            self.staging = Some(self.new_staging()?);
+            self.staging = Some(Staging::new(&self.context, &self.stream)?);
         }
         Ok(self.staging.as_mut().expect("made above"))
-    }
-
-    /// Starts to copy bytes of the device, at most [`DOWNLOAD_BYTES`], to pinned memory.
-    fn start_download(&mut self, memory: &CudaMemory, at: usize, len: usize) -> Result<(), CudaError> {
-        assert!(at + len <= memory.slice.len(), "reads stay inside the memory");
-        self.context.bind_to_thread().map_err(refused("take the thread"))?;
-        let stream = self.stream.cu_stream();
-        let pinned = self.staging()?.download.as_mut_slice().map_err(refused("show pinned memory"))?;
-        // SAFETY: the source is inside the memory by the assertion above. The destination stays allocated
-        // until the stream is done, and is only read after a wait for it.
-        unsafe { result::memcpy_dtoh_async(&mut pinned[..len], memory.address + at as u64, stream) }
-            .map_err(refused("copy from the device"))
     }
 
     /// Writes one piece of at most [`HALF_BYTES`].
@@ -347,25 +301,9 @@ impl CudaDevice {
         self.flush()?;
         self.staging()?;
         let staging = self.staging.as_mut().expect("made above");
-        let Place { half, range, switches_half } = staging.halves.take(bytes);
-        if switches_half {
-            staging.copied[1 - half].record(&self.stream).map_err(refused("mark a copy"))?;
-            let copied = &staging.copied[half];
-            wait_until(
-                &self.watch,
-                || copied.try_is_complete().map_err(refused("finish a copy")),
-                || copied.synchronize().map_err(refused("finish a copy")),
-            )?;
-        }
-        let place = staging.pinned[half].as_mut_slice().map_err(refused("show pinned memory"))?;
-        fill(&mut place[range.clone()])?;
-        self.context.bind_to_thread().map_err(refused("take the thread"))?;
-        let (to, stream) = (memory.address + at as u64, self.stream.cu_stream());
-        // SAFETY: the destination is inside the memory by the assertion above. The source stays allocated
-        // until the stream is done, and is only overwritten after the wait above, when the copy has
-        // completed.
-        let copied = unsafe { result::memcpy_htod_async(to, &place[range], stream) };
-        Ok(copied.map_err(refused("copy to the device"))?)
+        // SAFETY: the destination is inside the memory by the assertion above, and memory is freed in stream
+        // order.
+        unsafe { staging.upload((memory.address + at as u64, bytes), fill, &self.watch) }
     }
 
     /// Whether all launched work has completed.
@@ -443,11 +381,13 @@ impl Executor for CudaDevice {
             return Ok(());
         }
         if bytes.len() <= DOWNLOAD_BYTES {
+            assert!(at + bytes.len() <= memory.slice.len(), "reads stay inside the memory");
             self.flush()?;
-            self.start_download(memory, at, bytes.len())?;
+            // SAFETY: the source is inside the memory by the assertion above, and memory is freed in stream
+            // order.
+            unsafe { self.staging()?.start_download(memory.address + at as u64, bytes.len()) }?;
             self.wait()?;
-            let pinned = self.staging()?.download.as_slice().map_err(refused("show pinned memory"))?;
-            bytes.copy_from_slice(&pinned[..bytes.len()]);
+            bytes.copy_from_slice(self.staging()?.downloaded(bytes.len())?);
             return Ok(());
         }
         // Before the copy, whose own wait would not watch the other ranks.

@@ -23,6 +23,8 @@ mod step_buffer;
 mod tiling;
 mod trees;
 
+use super::CudaError;
+use super::executor::check;
 pub(crate) use attention::{Attention, OwnBlockViews, TilingViews, check_head_dim};
 pub(crate) use blocks::Variant;
 pub(crate) use candidates::{
@@ -55,3 +57,8 @@ pub(crate) use trees::{GatherBlocks, copy_tokens};
 
 /// Largest size of a grid along y and z.
 const MAX_GRID_YZ: usize = 65_535;
+
+/// Checks a number that is the size of the grid along y or z.
+fn check_grid(kernel: &'static str, what: &'static str, size: usize) -> Result<(), CudaError> {
+    check(kernel, (what, size), (1..=MAX_GRID_YZ).contains(&size), format_args!("1 to {MAX_GRID_YZ}"))
+}

@@ -5,6 +5,7 @@
 
 mod admission;
 mod anthropic;
+mod bad_constraints;
 mod bad_input;
 mod behaviour;
 mod buffered_responses;

@@ -172,7 +172,7 @@ impl<'a> MakeWriter<'a> for LogWriter {
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{Sender, channel};
 
     use super::*;
 
@@ -193,12 +193,17 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_pipe_that_nobody_reads_holds_up_nobody_and_the_log_says_what_is_missing() {
+    /// A log, what lets its reader take a line, and what the reader has taken.
+    fn piped(format: LogFormat) -> (LogWriter, Sender<()>, Arc<Mutex<Vec<u8>>>) {
         let (read, may_write) = channel();
         let written = Arc::new(Mutex::new(Vec::new()));
         let pipe = Pipe { may_write, written: Arc::clone(&written) };
-        let mut writer = LogWriter::start(pipe, LogFormat::Text).unwrap();
+        (LogWriter::start(pipe, format).unwrap(), read, written)
+    }
+
+    #[test]
+    fn a_pipe_that_nobody_reads_holds_up_nobody_and_the_log_says_what_is_missing() {
+        let (mut writer, read, written) = piped(LogFormat::Text);
         // The thread may already hold one line, the others are queued; nothing waits for the reader.
         for idx in 0..LINES_MAX + 11 {
             writer.write_all(format!("line {idx}\n").as_bytes()).unwrap();
@@ -216,11 +221,8 @@ mod tests {
 
     #[test]
     fn a_value_can_neither_forge_a_line_nor_control_a_terminal() {
-        let written = Arc::new(Mutex::new(Vec::new()));
-        let (read, may_write) = channel();
+        let (log, read, written) = piped(LogFormat::Text);
         read.send(()).unwrap();
-        let pipe = Pipe { may_write, written: Arc::clone(&written) };
-        let log = LogWriter::start(pipe, LogFormat::Text).unwrap();
         let lines = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).without_time();
         tracing::subscriber::with_default(lines.finish(), || {
             tracing::warn!(reason = %"gone\r\nERROR router: \x1b[31mforged\u{9b}2J\n", "a worker left");
@@ -253,21 +255,16 @@ mod tests {
 
     #[test]
     fn a_panic_is_written_before_its_thread_goes_on() {
-        let written = Arc::new(Mutex::new(Vec::new()));
-        let (read, may_write) = channel();
+        let (log, read, written) = piped(LogFormat::Text);
         read.send(()).unwrap();
-        let pipe = Pipe { may_write, written: Arc::clone(&written) };
-        LogWriter::start(pipe, LogFormat::Text).unwrap().panicked("thread 'device' panicked");
+        log.panicked("thread 'device' panicked");
         assert_eq!(*written.lock().unwrap(), b"ERROR panic: thread 'device' panicked\n");
     }
 
     #[test]
     fn what_was_logged_is_written_when_the_process_ends() {
-        let written = Arc::new(Mutex::new(Vec::new()));
-        let (read, may_write) = channel();
+        let (writer, read, written) = piped(LogFormat::Json);
         (0..2).for_each(|_| read.send(()).unwrap());
-        let writer =
-            LogWriter::start(Pipe { may_write, written: Arc::clone(&written) }, LogFormat::Json).unwrap();
         writer.note("the \"last\" words");
         assert!(writer.flush());
         let line: serde_json::Value = serde_json::from_slice(&written.lock().unwrap()).unwrap();

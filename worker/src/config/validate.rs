@@ -11,7 +11,7 @@ use service::discovery::{DiscoveryUri, address_fault, has_unspecified_host};
 
 use super::{RawWorker, SyntheticConfig, WorkerConfig, scheme};
 use crate::compute_device::ComputeDevice;
-use crate::memory::MemoryLimit;
+use crate::memory::{MemoryLimit, is_memory_fraction};
 
 /// Default limit of KV cache memory on the host.
 const DEFAULT_KV_MEMORY: MemoryLimit = MemoryLimit::Bytes(1 << 30);
@@ -71,9 +71,8 @@ impl RawWorker {
     fn kv_memory(&self, device: Option<&ComputeDevice>, faults: &mut Faults) -> Option<MemoryLimit> {
         let Some(size) = &self.kv_memory else { return Some(DEFAULT_KV_MEMORY) };
         let limit = faults.parse::<MemoryLimit>("kv_memory", size)?;
-        let of_host = matches!(limit, MemoryLimit::Percent(_));
         let on_gpu = matches!(device, Some(ComputeDevice::Cuda(_)));
-        faults.check("kv_memory", !(of_host && on_gpu), || {
+        faults.check("kv_memory", !(limit.is_share_of_host() && on_gpu), || {
             format!("{size} is a part of the host's memory, not of a GPU's: give a size, or use --gpu-memory-utilization")
         });
         Some(limit)
@@ -84,7 +83,7 @@ impl RawWorker {
         let (given, sized) = (self.gpu_memory_utilization, self.kv_memory.is_some());
         let on_gpu = matches!(device, Some(ComputeDevice::Cuda(_)));
         if let Some(part) = given {
-            faults.check("gpu_memory_utilization", part > 0.0 && part <= 1.0, || {
+            faults.check("gpu_memory_utilization", is_memory_fraction(part), || {
                 format!("{part} is not above 0 and at most 1")
             });
             faults.check("gpu_memory_utilization", on_gpu && !sized, || {

@@ -1,5 +1,5 @@
-//! The devices of the workers: which flags contradict each other, and what a worker is told of its memory.
-//! Pure: no driver is asked.
+//! Checks the flags for devices and their memory against each other, and makes the memory arguments of the
+//! workers. Pure: it does not look for GPUs.
 
 use worker::compute_device::ComputeDevice;
 use worker::memory::MemoryLimit;
@@ -66,7 +66,7 @@ fn gpus(device: &ComputeDevice) -> &[usize] {
 
 fn part_of_host_memory(pool: &Pool<'_>) -> Option<PreflightFault> {
     let size = pool.kv_memory.filter(|_| !pool.gpus.is_empty())?;
-    let is_part = matches!(size.parse(), Ok(MemoryLimit::Percent(_)));
+    let is_part = size.parse().is_ok_and(MemoryLimit::is_share_of_host);
     is_part.then(|| PreflightFault::PartOfHostMemory { flag: pool.kv_flag, size: size.to_owned() })
 }
 

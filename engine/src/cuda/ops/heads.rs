@@ -3,7 +3,7 @@
 use cpu_kernels::HeadLayout;
 use half::bf16;
 
-use super::MAX_GRID_YZ;
+use super::check_grid;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
 use crate::cuda::sources::{HEADS, Kernel};
@@ -153,11 +153,6 @@ fn check_heads(
     check(kernel.name, ("rows", rows), rows > 0, "at least 1")?;
     check(kernel.name, ("head_dim", layout.head_dim), layout.head_dim.is_multiple_of(2), "even")?;
     let heads = layout.num_heads + layout.num_kv_heads;
-    check(
-        kernel.name,
-        ("heads", heads),
-        (1..=MAX_GRID_YZ).contains(&heads),
-        format_args!("1 to {MAX_GRID_YZ}"),
-    )?;
+    check_grid(kernel.name, "heads", heads)?;
     check_len(kernel.name, "qkv", len, rows * layout.row_width())
 }

@@ -2,7 +2,7 @@
 
 use cpu_kernels::NUM_SLICES;
 
-use super::MAX_GRID_YZ;
+use super::check_grid;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::RANKS;
@@ -42,12 +42,7 @@ pub(crate) unsafe fn concat_ranks<E: Executor>(
 ) -> Result<(), CudaError> {
     let kernel = RANKS.kernel(1);
     check_ranks(kernel.name, parts)?;
-    check(
-        kernel.name,
-        ("rows", rows),
-        (1..=MAX_GRID_YZ).contains(&rows),
-        format_args!("1 to {MAX_GRID_YZ}"),
-    )?;
+    check_grid(kernel.name, "rows", rows)?;
     check(kernel.name, ("width", width), width >= parts.len(), "at least a column a rank")?;
     check_len(kernel.name, "out", out.len(), rows * width)?;
     let params = addresses(parts).write(out).u32(width).u32(parts.len());

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{GroupSums, InputLayout, MAX_GRID_YZ, PANEL_COLUMNS, ProductInput};
+use super::{GroupSums, InputLayout, PANEL_COLUMNS, ProductInput, check_grid};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
 use crate::cuda::sources::{EMBEDDING, Kernel, RMS_NORM, ROWS, SWIGLU};
@@ -148,12 +148,7 @@ pub(crate) fn to_panels<E: Executor>(
     (rows, width): (usize, usize),
 ) -> Result<(), CudaError> {
     let kernel = ROWS.kernel(2);
-    check(
-        kernel.name,
-        ("rows", rows),
-        (1..=MAX_GRID_YZ).contains(&rows),
-        format_args!("1 to {MAX_GRID_YZ}"),
-    )?;
+    check_grid(kernel.name, "rows", rows)?;
     check(
         kernel.name,
         ("width", width),
@@ -245,12 +240,7 @@ impl<M: DeviceMemory> Swiglu<'_, M> {
         E: Executor<Memory = M>,
     {
         let (kernel, Self { gate_up, out, rounded }) = (SWIGLU.kernel(0), self);
-        check(
-            kernel.name,
-            ("rows", rows),
-            (1..=MAX_GRID_YZ).contains(&rows),
-            format_args!("1 to {MAX_GRID_YZ}"),
-        )?;
+        check_grid(kernel.name, "rows", rows)?;
         check_len(kernel.name, "gate_up", gate_up.len(), rows * 2 * width)?;
         check_len(kernel.name, "out", out.len(), rows * width)?;
         let (rounded, panels) = check_rounded(kernel.name, rounded, (rows, width))?;

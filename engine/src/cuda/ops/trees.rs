@@ -4,7 +4,7 @@
 use cpu_kernels::{BLOCK_SIZE, HeadLayout, KvShape, TokenCopy};
 use half::bf16;
 
-use super::{MAX_GRID_YZ, StepBuffer};
+use super::{StepBuffer, check_grid};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
 use crate::cuda::sources::TREES;
@@ -32,8 +32,7 @@ impl<M: DeviceMemory> GatherBlocks<'_, M> {
         let (kernel, (layer, layers)) = (TREES.kernel(0), self.layer);
         let HeadLayout { num_kv_heads, head_dim, .. } = self.layout;
         check_head_dim(kernel.name, head_dim)?;
-        let is_good = (1..=MAX_GRID_YZ).contains(&num_kv_heads);
-        check(kernel.name, ("kv heads", num_kv_heads), is_good, format_args!("1 to {MAX_GRID_YZ}"))?;
+        check_grid(kernel.name, "kv heads", num_kv_heads)?;
         check(kernel.name, ("layer", layer), layer < layers, format_args!("below {layers}"))?;
         check(kernel.name, ("blocks", which.len()), !which.is_empty(), "at least 1")?;
         check_len(kernel.name, "sources", self.sources.len(), which.end * BLOCK_SIZE)?;
@@ -60,8 +59,7 @@ pub(crate) fn copy_tokens<E: Executor>(
     let kernel = TREES.kernel(1);
     check_head_dim(kernel.name, shape.head_dim)?;
     check(kernel.name, ("copies", copies.len()), !copies.is_empty(), "at least 1")?;
-    let is_good = (1..=MAX_GRID_YZ).contains(&shape.num_kv_heads);
-    check(kernel.name, ("kv heads", shape.num_kv_heads), is_good, format_args!("1 to {MAX_GRID_YZ}"))?;
+    check_grid(kernel.name, "kv heads", shape.num_kv_heads)?;
     let most = copies.iter().map(|copy| copy.from.block.max(copy.to.block)).max().unwrap_or_default();
     check_len(kernel.name, "kv", kv.len(), (most as usize + 1) * shape.block_len())?;
     let slot = |slot: cpu_kernels::KvSlot| slot.block * BLOCK_SIZE as u32 + slot.offset;
