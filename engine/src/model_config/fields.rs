@@ -163,7 +163,9 @@ impl<'a> Fields<'a> {
         self.path
     }
 
+    /// The field's path for an error, which is one line whatever the name in the file.
     fn dotted(&self, name: &str) -> String {
-        if self.prefix.is_empty() { name.to_owned() } else { format!("{}.{name}", self.prefix) }
+        let name = name.escape_debug();
+        if self.prefix.is_empty() { name.to_string() } else { format!("{}.{name}", self.prefix) }
     }
 }

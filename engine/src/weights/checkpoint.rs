@@ -136,9 +136,11 @@ impl Checkpoint {
         let mut file_of = Vec::new();
         for tensor in map.names() {
             let file = map.optional_string(tensor)?.ok_or_else(|| map.missing(tensor))?;
-            if Path::new(file).file_name().is_none_or(|name| name != file) {
+            // Errors are one line, and name the file.
+            let is_one_line = !file.contains(char::is_control);
+            if !is_one_line || Path::new(file).file_name().is_none_or(|name| name != file) {
                 return Err(
-                    map.bad(tensor, format!("is \"{file}\", expected a file name in the same directory"))
+                    map.bad(tensor, format!("is {file:?}, expected a file name in the same directory"))
                 );
             }
             file_of.push((tensor, file));

@@ -209,6 +209,14 @@ fn tensors_missing_from_their_file_are_named() {
     });
     copy.assert_refused(&[index, "`weight_map.model.norm.weight`", "file name"]);
     copy.change_json(index, |index| {
+        index["weight_map"]["model.norm.weight"] = json!("model-1\n.safetensors");
+    });
+    copy.assert_refused(&["`weight_map.model.norm.weight`", r#"is "model-1\n.safetensors""#, "file name"]);
+    copy.change_json(index, |index| {
+        index["weight_map"] = json!({ "two\nlines": 7 });
+    });
+    copy.assert_refused(&[index, r"`weight_map.two\nlines`"]);
+    copy.change_json(index, |index| {
         index.remove("weight_map");
     });
     copy.assert_refused(&[index, "`weight_map`", "missing"]);
