@@ -13,7 +13,7 @@ use speculation::step::MAX_DRAFT_TOKENS;
 
 /// Position of a sequence's next committed token in the draft for which it is evidence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Agreement {
+pub(crate) struct Agreement {
     position: u32,
     /// Whether the next context's first id lacks evidence. The worker cannot compare it, because the logits
     /// before it were discarded.
@@ -22,7 +22,7 @@ pub struct Agreement {
 
 impl Agreement {
     /// Records a verification that judged `judged` drafted tokens and accepted the first `accepted`.
-    pub fn on_verified(&mut self, judged: u32, accepted: u32) {
+    pub(crate) fn on_verified(&mut self, judged: u32, accepted: u32) {
         if judged > 0 {
             let position = if accepted >= judged { judged % MAX_DRAFT_TOKENS as u32 } else { 0 };
             *self = Self { position, has_gap: false };
@@ -31,7 +31,7 @@ impl Agreement {
 
     /// Converts a report about the latest committed tokens that a draft worker was fed, oldest first. Returns
     /// for each the judged position, and the number of accepted positions up to it.
-    pub fn observe_reported(&mut self, agreed: &[bool]) -> Vec<(Range<u32>, u32)> {
+    pub(crate) fn observe_reported(&mut self, agreed: &[bool]) -> Vec<(Range<u32>, u32)> {
         if std::mem::replace(&mut self.has_gap, true) {
             self.position = 0;
         }
@@ -39,7 +39,7 @@ impl Agreement {
     }
 
     /// The same for the next committed token.
-    pub fn advance(&mut self, agreed: bool) -> (Range<u32>, u32) {
+    pub(crate) fn advance(&mut self, agreed: bool) -> (Range<u32>, u32) {
         let at = self.position;
         self.position = if agreed { (at + 1) % MAX_DRAFT_TOKENS as u32 } else { 0 };
         (at..at + 1, at + u32::from(agreed))

@@ -12,7 +12,7 @@ use crate::cost::{WorkerCost, duration_of_micros};
 
 /// Whether `ready` sequences, with one row each, gain by waiting for the `in_flight` ones to be answered: one
 /// larger forward and a network round trip compared with two alternating forwards.
-pub fn delay_pays(ready: u32, in_flight: u32, context: f64, target: &WorkerCost) -> bool {
+pub(crate) fn delay_pays(ready: u32, in_flight: u32, context: f64, target: &WorkerCost) -> bool {
     if ready == 0 || in_flight == 0 {
         return false;
     }
@@ -22,7 +22,7 @@ pub fn delay_pays(ready: u32, in_flight: u32, context: f64, target: &WorkerCost)
 
 /// Maximum wait for `in_flight` steps to be answered; a longer delay means a problem at the target, and the
 /// step leaves.
-pub fn max_delay(in_flight: u32, context: f64, target: &WorkerCost) -> Duration {
+pub(crate) fn max_delay(in_flight: u32, context: f64, target: &WorkerCost) -> Duration {
     let micros = target.wire_us() + target.step_us(f64::from(in_flight), context);
     duration_of_micros(2.0 * micros)
 }
@@ -30,15 +30,10 @@ pub fn max_delay(in_flight: u32, context: f64, target: &WorkerCost) -> Duration 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::{StepTimePoint, StepTimes};
+    use crate::cost::StepTimes;
 
     fn target(times: [u64; 2]) -> WorkerCost {
-        let points = [(1, times[0]), (64, times[1])];
-        WorkerCost::new(StepTimes::new(&points.map(|(rows, micros)| StepTimePoint {
-            rows,
-            kv_tokens: 0,
-            micros,
-        })))
+        WorkerCost::new(StepTimes::of_rows(&[(1, times[0]), (64, times[1])]))
     }
 
     #[test]

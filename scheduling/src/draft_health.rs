@@ -20,9 +20,9 @@ use crate::cost::{WorkerCost, duration_of_micros};
 
 /// Limits of deadlines. Below the minimum, ordinary delays by the operating system look like a stall. The
 /// maximum bounds what each sequence loses once at an unresponsive worker.
-pub const MIN_WAIT: Duration = Duration::from_millis(20);
+const MIN_WAIT: Duration = Duration::from_millis(20);
 /// See [`MIN_WAIT`].
-pub const MAX_WAIT: Duration = Duration::from_secs(2);
+const MAX_WAIT: Duration = Duration::from_secs(2);
 
 /// Minimum deadline before the worker's first answer.
 const FIRST_WAIT_MIN: Duration = Duration::from_millis(250);

@@ -308,7 +308,7 @@ impl DraftLength {
 
     fn begin_lane_round(&mut self, load: &Load, (target, draft): (&WorkerCost, &WorkerCost)) {
         self.end_lane_round(load.lane_sequences);
-        self.outlook = self.compute_outlook(load, target, draft);
+        self.outlook = self.compute_outlook(load, (target, draft));
         self.apply_joint_choice(load, (target, draft));
         if !self.update_k() {
             self.probe = self.due_probe(draft);

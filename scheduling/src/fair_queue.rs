@@ -44,7 +44,7 @@ fn second_of(time: Duration) -> u64 {
 #[derive(Debug, Clone)]
 pub struct FairQueue<K, L, I> {
     items: BTreeMap<I, Item<K, L>>,
-    keys: BTreeMap<K, Key<L, I>>,
+    keys: BTreeMap<K, KeyQueue<L, I>>,
     /// All keys in the order of their turns.
     turns: BTreeMap<Turn, K>,
     /// Virtual time: the service of the latest served key at its turn.
@@ -67,20 +67,20 @@ struct Item<K, L> {
 }
 
 #[derive(Debug, Clone)]
-struct Key<L, I> {
+struct KeyQueue<L, I> {
     /// Service received.
     served: f64,
-    lanes: BTreeMap<L, Lane<I>>,
+    lanes: BTreeMap<L, LaneQueue<I>>,
     /// Virtual time of the key's lanes.
     lanes_served: f64,
     turn: Turn,
 }
 
 #[derive(Debug, Clone)]
-struct Lane<I> {
+struct LaneQueue<I> {
     /// Service received, divided by the weight.
     served: f64,
-    items: BTreeMap<Place, I>,
+    items: BTreeMap<ItemOrder, I>,
 }
 
 /// Place of a key among all keys. The order of the fields is the order of the turns.
@@ -106,44 +106,44 @@ impl Turn {
     }
 }
 
-/// Place of an item in its lane.
+/// Place of an item in its lane. The order of the fields is the order of the items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct ItemOrder {
     /// See [`Turn::at`].
     at: u64,
     arrived: Duration,
     number: u64,
 }
 
-impl<I: Ord + Copy> Lane<I> {
+impl<I: Ord + Copy> LaneQueue<I> {
     /// Returns the first item that is not in `passed_over`, and its place, after items that reached the first
     /// class joined those there.
-    fn first(&mut self, now: u64, passed_over: &BTreeSet<I>) -> Option<(Place, I)> {
-        let next = Place { at: 1, arrived: Duration::ZERO, number: 0 };
-        while let Some((&place, _)) = self.items.range(next..).next().filter(|(place, _)| place.at <= now) {
-            let item = self.items.remove(&place).expect("the place was just read");
-            self.items.insert(Place { at: 0, ..place }, item);
+    fn first(&mut self, now: u64, passed_over: &BTreeSet<I>) -> Option<(ItemOrder, I)> {
+        let next = ItemOrder { at: 1, arrived: Duration::ZERO, number: 0 };
+        while let Some((&order, _)) = self.items.range(next..).next().filter(|(order, _)| order.at <= now) {
+            let item = self.items.remove(&order).expect("the entry was just read");
+            self.items.insert(ItemOrder { at: 0, ..order }, item);
         }
-        let mut items = self.items.iter().map(|(place, item)| (*place, *item));
+        let mut items = self.items.iter().map(|(order, item)| (*order, *item));
         items.find(|(_, item)| !passed_over.contains(item))
     }
 }
 
-impl<L, I> Key<L, I> {
+impl<L, I> KeyQueue<L, I> {
     fn num_items(&self) -> usize {
         self.lanes.values().map(|lane| lane.items.len()).sum()
     }
 }
 
-impl<L, I: Ord + Copy> Key<L, I> {
+impl<L, I: Ord + Copy> KeyQueue<L, I> {
     /// Returns the next item that is not in `passed_over`, and its place.
-    fn first(&mut self, now: u64, passed_over: &BTreeSet<I>) -> Option<(Place, I)> {
+    fn first(&mut self, now: u64, passed_over: &BTreeSet<I>) -> Option<(ItemOrder, I)> {
         let lanes = self.lanes.values_mut().filter_map(|lane| {
-            let (place, item) = lane.first(now, passed_over)?;
-            Some(((place.at, lane.served.to_bits(), place), item))
+            let (order, item) = lane.first(now, passed_over)?;
+            Some(((order.at, lane.served.to_bits(), order), item))
         });
-        let ((.., place), item) = lanes.min_by_key(|(rank, _)| *rank)?;
-        Some((place, item))
+        let ((.., order), item) = lanes.min_by_key(|(rank, _)| *rank)?;
+        Some((order, item))
     }
 }
 
@@ -190,18 +190,23 @@ impl<K: Ord + Copy, L: Ord + Copy, I: Ord + Copy> FairQueue<K, L, I> {
         let number = self.next_number;
         self.next_number += 1;
         let (served, turn) = (self.served, Turn { number, ..Turn::first(IDLE) });
-        let share =
-            self.keys.entry(key).or_insert(Key { served, lanes: BTreeMap::new(), lanes_served: 0.0, turn });
-        if share.turn.at == IDLE {
-            share.served = share.served.max(served);
+        let key_queue = self.keys.entry(key).or_insert(KeyQueue {
+            served,
+            lanes: BTreeMap::new(),
+            lanes_served: 0.0,
+            turn,
+        });
+        if key_queue.turn.at == IDLE {
+            key_queue.served = key_queue.served.max(served);
         }
-        let lanes_served = share.lanes_served;
-        let queue = share.lanes.entry(lane).or_insert(Lane { served: lanes_served, items: BTreeMap::new() });
-        if queue.items.is_empty() {
-            queue.served = queue.served.max(lanes_served);
+        let lanes_served = key_queue.lanes_served;
+        let lane_queue =
+            key_queue.lanes.entry(lane).or_insert(LaneQueue { served: lanes_served, items: BTreeMap::new() });
+        if lane_queue.items.is_empty() {
+            lane_queue.served = lane_queue.served.max(lanes_served);
         }
-        let place = Place { at: ticket.first_class_at(), arrived: ticket.arrived, number };
-        queue.items.insert(place, item);
+        let order = ItemOrder { at: ticket.first_class_at(), arrived: ticket.arrived, number };
+        lane_queue.items.insert(order, item);
         self.items.insert(item, Item { key, lane, ticket, number });
         self.update_turn(key);
     }
@@ -221,9 +226,9 @@ impl<K: Ord + Copy, L: Ord + Copy, I: Ord + Copy> FairQueue<K, L, I> {
             if turn.at == IDLE || next.is_some_and(|(earliest, _)| earliest < *turn) {
                 break;
             }
-            let first = self.keys.get_mut(key).and_then(|share| share.first(self.now, passed_over));
-            let Some((place, item)) = first else { continue };
-            let turn = Turn { at: place.at, arrived: place.arrived, ..*turn };
+            let first = self.keys.get_mut(key).and_then(|key_queue| key_queue.first(self.now, passed_over));
+            let Some((order, item)) = first else { continue };
+            let turn = Turn { at: order.at, arrived: order.arrived, ..*turn };
             if next.is_none_or(|(earliest, _)| turn < earliest) {
                 next = Some((turn, item));
             }
@@ -254,9 +259,9 @@ impl<K: Ord + Copy, L: Ord + Copy, I: Ord + Copy> FairQueue<K, L, I> {
     /// The item that gives way to one more of `key` in a full queue: the newest, in its least urgent class, of
     /// the key with the most items. `None` if `key` would then have more items than that one.
     pub fn newest_of_busiest(&self, key: K) -> Option<I> {
-        let own_count = self.keys.get(&key).map_or(0, Key::num_items);
-        let (&busiest, share) = self.keys.iter().max_by_key(|(_, share)| share.num_items())?;
-        if share.num_items() <= own_count + 1 {
+        let own_count = self.keys.get(&key).map_or(0, KeyQueue::num_items);
+        let (&busiest, key_queue) = self.keys.iter().max_by_key(|(_, key_queue)| key_queue.num_items())?;
+        if key_queue.num_items() <= own_count + 1 {
             return None;
         }
         let items = self.items.iter().filter(|(_, item)| item.key == busiest);
@@ -266,20 +271,20 @@ impl<K: Ord + Copy, L: Ord + Copy, I: Ord + Copy> FairQueue<K, L, I> {
 
     fn take(&mut self, item: I, is_served: bool) -> bool {
         let Some(Item { key, lane, ticket, number }) = self.items.remove(&item) else { return false };
-        let Some(share) = self.keys.get_mut(&key) else { return false };
-        let Some(queue) = share.lanes.get_mut(&lane) else { return false };
-        let place = Place { at: 0, arrived: ticket.arrived, number };
-        if queue.items.remove(&place).is_none() {
-            queue.items.remove(&Place { at: ticket.first_class_at(), ..place });
+        let Some(key_queue) = self.keys.get_mut(&key) else { return false };
+        let Some(lane_queue) = key_queue.lanes.get_mut(&lane) else { return false };
+        let order = ItemOrder { at: 0, arrived: ticket.arrived, number };
+        if lane_queue.items.remove(&order).is_none() {
+            lane_queue.items.remove(&ItemOrder { at: ticket.first_class_at(), ..order });
         }
         if is_served {
-            share.lanes_served = share.lanes_served.max(queue.served);
-            queue.served += ticket.cost / ticket.weight;
-            self.served = self.served.max(share.served);
-            share.served += ticket.cost;
+            key_queue.lanes_served = key_queue.lanes_served.max(lane_queue.served);
+            lane_queue.served += ticket.cost / ticket.weight;
+            self.served = self.served.max(key_queue.served);
+            key_queue.served += ticket.cost;
         }
-        let lanes_served = share.lanes_served;
-        share.lanes.retain(|_, queue| !queue.items.is_empty() || queue.served > lanes_served);
+        let lanes_served = key_queue.lanes_served;
+        key_queue.lanes.retain(|_, lane| !lane.items.is_empty() || lane.served > lanes_served);
         self.update_turn(key);
         self.forget_idle();
         true
@@ -287,14 +292,14 @@ impl<K: Ord + Copy, L: Ord + Copy, I: Ord + Copy> FairQueue<K, L, I> {
 
     /// Moves a key to its present place among the keys.
     fn update_turn(&mut self, key: K) {
-        let Some(share) = self.keys.get_mut(&key) else { return };
-        self.turns.remove(&share.turn);
-        let first = share.first(self.now, &BTreeSet::new());
-        let (at, arrived) = first.map_or((IDLE, Duration::ZERO), |(place, _)| (place.at, place.arrived));
-        share.turn = Turn { at, served: share.served.to_bits(), arrived, ..share.turn };
-        self.turns.insert(share.turn, key);
+        let Some(key_queue) = self.keys.get_mut(&key) else { return };
+        self.turns.remove(&key_queue.turn);
+        let first = key_queue.first(self.now, &BTreeSet::new());
+        let (at, arrived) = first.map_or((IDLE, Duration::ZERO), |(order, _)| (order.at, order.arrived));
+        key_queue.turn = Turn { at, served: key_queue.served.to_bits(), arrived, ..key_queue.turn };
+        self.turns.insert(key_queue.turn, key);
         #[cfg(test)]
-        (self.num_compared += share.lanes.len());
+        (self.num_compared += key_queue.lanes.len());
     }
 
     /// Forgets keys without items that have no more service than a new key would start with.

@@ -6,15 +6,15 @@ use crate::cost::{ForwardShape, WorkerCost};
 
 /// Mean round of a target's sequences.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct MeanRound {
+pub(crate) struct MeanRound {
     /// Tokens committed per round.
-    pub tokens: f64,
+    pub(crate) tokens: f64,
     /// Rows verified: the drafted tokens and the target's own.
-    pub rows: f64,
+    pub(crate) rows: f64,
     /// Duration in microseconds; 0 before the first round.
-    pub micros: f64,
+    pub(crate) micros: f64,
     /// Ids per sequence.
-    pub context: f64,
+    pub(crate) context: f64,
 }
 
 impl Default for MeanRound {
@@ -26,11 +26,11 @@ impl Default for MeanRound {
 
 /// Capacity of a target, in sequences.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SequenceSlots {
+pub(crate) struct SequenceSlots {
     /// Sequences there now.
-    pub used: u32,
+    pub(crate) used: u32,
     /// Sequences that fit in its KV, as far as is known.
-    pub max: u32,
+    pub(crate) max: u32,
 }
 
 /// Largest number of sequences that is evaluated; no gain is expected beyond it.
@@ -38,7 +38,7 @@ const SEQUENCES_MAX: u32 = 1 << 12;
 
 /// Tokens per second that more sequences would add at this target; 0 if it is full or more sequences add
 /// none.
-pub fn headroom(target: &WorkerCost, round: MeanRound, slots: SequenceSlots) -> f64 {
+pub(crate) fn headroom(target: &WorkerCost, round: MeanRound, slots: SequenceSlots) -> f64 {
     let verify = |sequences: u32| {
         let sequences = f64::from(sequences);
         target.forward_us(ForwardShape { rows: sequences * round.rows, sequences, context: round.context })
@@ -59,13 +59,11 @@ pub fn headroom(target: &WorkerCost, round: MeanRound, slots: SequenceSlots) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::{StepTimePoint, StepTimes};
+    use crate::cost::StepTimes;
 
     /// Constant up to 16 rows, then proportional to the rows.
     fn target() -> WorkerCost {
-        let points = [(1, 10_000), (16, 10_000), (64, 40_000), (128, 80_000)];
-        let points = points.map(|(rows, micros)| StepTimePoint { rows, kv_tokens: 0, micros });
-        WorkerCost::new(StepTimes::new(&points))
+        WorkerCost::new(StepTimes::of_rows(&[(1, 10_000), (16, 10_000), (64, 40_000), (128, 80_000)]))
     }
 
     fn at(round: MeanRound, taken: u32, most: u32) -> f64 {

@@ -1,5 +1,5 @@
-//! Distribution of a lane's output lengths. Admission uses it when a request's `max_tokens` is far above the
-//! usual length. Pure.
+//! Distribution of a lane's output lengths. KV is reserved by it when a request's `max_tokens` is far above
+//! the usual length. Pure.
 
 use std::collections::VecDeque;
 
@@ -10,14 +10,14 @@ const ONE_IN: usize = 10;
 
 /// The latest output lengths of one lane.
 #[derive(Debug, Clone, Default)]
-pub struct OutputLengths {
+pub(crate) struct OutputLengths {
     latest: VecDeque<u32>,
 }
 
 impl OutputLengths {
     /// Records the length of an output that ended by itself, at a stop string, or at its limit. Outputs whose
     /// client left tell nothing.
-    pub fn observe(&mut self, tokens: u32) {
+    pub(crate) fn observe(&mut self, tokens: u32) {
         if self.latest.len() == LONG_EWMA_WINDOW as usize {
             self.latest.pop_front();
         }
@@ -25,7 +25,7 @@ impl OutputLengths {
     }
 
     /// 90th percentile; `None` before [`ONE_IN`] outputs ended.
-    pub fn p90(&self) -> Option<u32> {
+    pub(crate) fn p90(&self) -> Option<u32> {
         let num_longer = self.latest.len().div_ceil(ONE_IN);
         if self.latest.len() < ONE_IN {
             return None;

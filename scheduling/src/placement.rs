@@ -16,17 +16,17 @@ const LOAD_SLACK: f64 = 1.0 / 8.0;
 
 /// One worker that may serve the sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RankedWorker<K> {
+pub(crate) struct RankedWorker<K> {
     /// Identifies the worker.
-    pub key: K,
+    pub(crate) key: K,
     /// Strict preference, lowest first: a higher rank is chosen only if no lower one exists.
-    pub rank: u8,
+    pub(crate) rank: u8,
     /// Number of sequences there.
-    pub load: u32,
+    pub(crate) load: u32,
     /// Sequences of these in the lane.
-    pub lane_load: u32,
+    pub(crate) lane_load: u32,
     /// Number of ids of the sequence's prefix that it received before.
-    pub shared_prefix: u32,
+    pub(crate) shared_prefix: u32,
 }
 
 /// Ids whose prefill costs about as many rows as one more sequence adds. Unit of the extra load that a worker
@@ -39,7 +39,7 @@ const IDS_PER_SEQUENCE: u32 = 128;
 const MAX_EXTRA_LOAD: u32 = 8;
 
 /// Chooses the worker for one more sequence.
-pub fn choose<K: Ord + Copy>(workers: &[RankedWorker<K>]) -> Option<K> {
+pub(crate) fn choose<K: Ord + Copy>(workers: &[RankedWorker<K>]) -> Option<K> {
     let rank = workers.iter().map(|worker| worker.rank).min()?;
     let best = || workers.iter().filter(|worker| worker.rank == rank);
     let least = best().map(|worker| worker.load).min()?;
@@ -69,11 +69,11 @@ fn mark_lengths() -> impl Iterator<Item = usize> {
 /// Identifies the prefixes of a prompt: the hash at each mark, mixed with the isolation key. Prefixes are
 /// shared only under the same isolation key.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PrefixMarks(Vec<u64>);
+pub(crate) struct PrefixMarks(Vec<u64>);
 
 impl PrefixMarks {
     /// Computes the marks of `prompt`.
-    pub fn of(prompt: &Prefix, isolation_key: u64) -> Self {
+    pub(crate) fn of(prompt: &Prefix, isolation_key: u64) -> Self {
         let hashes = mark_lengths().map_while(|len| prompt.hash_at(u32::try_from(len).ok()?));
         Self(hashes.map(|hash| hash ^ isolation_key.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect())
     }
@@ -81,14 +81,14 @@ impl PrefixMarks {
 
 /// Prefixes that one worker received recently. An estimate: the worker decides what it keeps cached.
 #[derive(Debug, Clone, Default)]
-pub struct RecentPrefixes {
+pub(crate) struct RecentPrefixes {
     seen: HashSet<u64>,
     oldest: VecDeque<u64>,
 }
 
 impl RecentPrefixes {
     /// Records that the worker receives a prompt.
-    pub fn remember(&mut self, marks: &PrefixMarks) {
+    pub(crate) fn remember(&mut self, marks: &PrefixMarks) {
         for mark in &marks.0 {
             if self.seen.insert(*mark) {
                 self.oldest.push_back(*mark);
@@ -102,7 +102,7 @@ impl RecentPrefixes {
     }
 
     /// Number of leading ids of the prompt that the worker received before, rounded down to a mark.
-    pub fn shared(&self, marks: &PrefixMarks) -> u32 {
+    pub(crate) fn shared(&self, marks: &PrefixMarks) -> u32 {
         // A longer prefix may still be cached after the mark of its beginning was evicted.
         let last = marks.0.iter().rposition(|mark| self.seen.contains(mark));
         last.and_then(|last| mark_lengths().nth(last)).map_or(0, |len| len as u32)

@@ -5,14 +5,14 @@
 //! from measurements of its workers. Pure and stateless: the autoscaler decides how fast pools follow.
 
 /// Share of the speed with unlimited draft workers at which their number is sufficient.
-pub const ENOUGH_SPEED: f64 = 0.95;
+const ENOUGH_SPEED: f64 = 0.95;
 
 /// Share of the targets' KV that may be reserved before more targets are wanted.
-pub const MAX_KV_SHARE: f64 = 0.8;
+const MAX_KV_SHARE: f64 = 0.8;
 
 /// Share of the TPOT objective that targets are sized for. The rest covers drafts that are only
 /// [`ENOUGH_SPEED`], and load that grows while a worker starts.
-pub const TPOT_SHARE: f64 = 0.85;
+const TPOT_SHARE: f64 = 0.85;
 
 /// Demand on the pools.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// A token bucket of ids. See the module documentation.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct ReplayBudget {
+pub(crate) struct ReplayBudget {
     /// Ids that were replayed and are not refilled yet.
     used: f64,
     /// Time at which `used` was computed.
@@ -19,7 +19,7 @@ pub struct ReplayBudget {
 
 impl ReplayBudget {
     /// Returns when the next sequence may be replayed at `ids_per_second`: `now` or later.
-    pub fn next_at(&self, now: Duration, ids_per_second: f64) -> Duration {
+    pub(crate) fn next_at(&self, now: Duration, ids_per_second: f64) -> Duration {
         let excess = self.used_at(now, ids_per_second) - ids_per_second;
         if excess < 0.0 || ids_per_second <= 0.0 {
             return now;
@@ -29,7 +29,7 @@ impl ReplayBudget {
     }
 
     /// Records the replay of a sequence with this number of ids.
-    pub fn take(&mut self, now: Duration, ids: u32, ids_per_second: f64) {
+    pub(crate) fn take(&mut self, now: Duration, ids: u32, ids_per_second: f64) {
         self.used = self.used_at(now, ids_per_second) + f64::from(ids);
         self.at = now;
     }

@@ -13,7 +13,7 @@ use crate::cluster_mean::ClusterMean;
 use crate::draft_score::{PairedReport, PairedScore};
 
 /// Number of standard errors that a difference must exceed.
-pub const NUM_ERRORS: f64 = 3.0;
+const NUM_ERRORS: f64 = 3.0;
 
 /// Settings of a rollout.
 #[derive(Debug, Clone, PartialEq, Serialize)]

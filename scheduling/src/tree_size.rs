@@ -18,12 +18,12 @@ use speculation::tree::{DraftOutcome, MAX_CANDIDATES};
 const PRIOR_RATE: f64 = 0.3;
 
 /// Maximum number of leaves per draft.
-pub const MAX_LEAVES: u32 = 24;
+pub(crate) const MAX_LEAVES: u32 = 24;
 
 /// Probability that the target draws a sibling of the token at which it left the chain, by rank: the token is
 /// the first of the candidates, its siblings are the others.
 #[derive(Debug, Clone, Default)]
-pub struct SiblingRates {
+pub(crate) struct SiblingRates {
     /// Decayed: number of positions with a sibling of that rank, and number of those where it was drawn.
     offered: [f64; MAX_CANDIDATES - 1],
     drawn: [f64; MAX_CANDIDATES - 1],
@@ -35,7 +35,7 @@ pub struct SiblingRates {
 
 impl SiblingRates {
     /// Records a verification; only one that left its draft's path of first children is evidence.
-    pub fn observe(&mut self, judged: &DraftOutcome) {
+    pub(crate) fn observe(&mut self, judged: &DraftOutcome) {
         let Some(mismatch) = judged.mismatch else { return };
         let siblings = (mismatch.num_children as usize).saturating_sub(1).min(self.offered.len());
         for rank in 0..siblings {
@@ -55,7 +55,7 @@ impl SiblingRates {
     }
 
     /// Probability of each sibling, best first, to be drawn where the chain is left.
-    pub fn rates(&self) -> [f64; MAX_CANDIDATES - 1] {
+    pub(crate) fn rates(&self) -> [f64; MAX_CANDIDATES - 1] {
         let mut prior = PRIOR_RATE;
         let mut left = 1.0_f64;
         std::array::from_fn(|rank| {
@@ -69,13 +69,13 @@ impl SiblingRates {
     }
 
     /// Maximum worth of all leaves of a chain that the target leaves with probability `left`.
-    pub fn worth_limit(&self, left: f64) -> f64 {
+    pub(crate) fn worth_limit(&self, left: f64) -> f64 {
         left * self.rates().iter().sum::<f64>() * self.accepted_each()
     }
 
     /// The leaves that a chain may get, best first. `reached[i]` is the probability that the chain is
     /// accepted up to token i.
-    pub fn leaves(&self, reached: &[f64]) -> Vec<Leaf> {
+    pub(crate) fn leaves(&self, reached: &[f64]) -> Vec<Leaf> {
         let (rates, each) = (self.rates(), self.accepted_each());
         let before = std::iter::once(1.0).chain(reached.iter().copied());
         let left = before.zip(reached).map(|(before, reached)| (before - reached).max(0.0));
@@ -90,26 +90,26 @@ impl SiblingRates {
 
 /// A sibling of a chain's token.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Leaf {
+pub(crate) struct Leaf {
     /// Index of the chain's token.
-    pub position: u32,
+    pub(crate) position: u32,
     /// Expected additional tokens per round.
-    pub worth: f64,
+    pub(crate) worth: f64,
 }
 
 /// Number of leaves, and the expected tokens of a round with them.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct TreeSize {
+pub(crate) struct TreeSize {
     /// 0: a chain is as good.
-    pub num_leaves: u32,
+    pub(crate) num_leaves: u32,
     /// Including the chain's tokens.
-    pub expected_tokens: f64,
+    pub(crate) expected_tokens: f64,
 }
 
 /// Chooses the number of a chain's best leaves, worth `worth` each, with the most tokens per time. The
 /// chain's round commits `tokens` in `chain_us`. `round_us(leaves)` is the time of a round with that many
 /// leaves, or `None` if they are not allowed, and neither are more.
-pub fn tree_size(
+pub(crate) fn tree_size(
     (tokens, chain_us): (f64, f64),
     worth: impl IntoIterator<Item = f64>,
     round_us: impl Fn(u32) -> Option<f64>,

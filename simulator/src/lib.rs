@@ -70,7 +70,7 @@ struct Simulation<'a> {
     /// Whether the router received events since its last dispatch; below, the time of its next wakeup.
     is_dispatch_due: bool,
     wakeup_at: Option<Duration>,
-    workers: BTreeMap<WorkerKey, (Role, Worker)>,
+    workers: BTreeMap<WorkerKey, Worker>,
     /// Workers with new events.
     touched: BTreeSet<WorkerKey>,
     clients: Clients<'a>,
@@ -87,7 +87,7 @@ impl<'a> Simulation<'a> {
         };
         let roles = std::iter::repeat_n(Role::Target, profile.target.workers as usize)
             .chain(std::iter::repeat_n(Role::Draft, profile.draft.workers as usize));
-        let worker = |(key, role)| (WorkerKey(key), (role, Worker::new(&profile, role, worker_setup)));
+        let worker = |(key, role)| (WorkerKey(key), Worker::new(&profile, role, worker_setup));
         Self {
             setup,
             clock: Clock::default(),
@@ -117,7 +117,7 @@ impl<'a> Simulation<'a> {
 
     fn begin(&mut self) {
         let roles: Vec<(WorkerKey, Role)> =
-            self.workers.iter().map(|(key, (role, _))| (*key, *role)).collect();
+            self.workers.iter().map(|(key, worker)| (*key, worker.role())).collect();
         for (key, role) in roles {
             let info = worker_info(self.setup.profile, role, &self.experiment);
             self.send_event(Event::WorkerUp(key, Box::new(info)));
@@ -140,7 +140,7 @@ impl<'a> Simulation<'a> {
             }
             SimEvent::ToWorker(key, frame) => {
                 self.touched.insert(key);
-                if let Some((_, worker)) = self.workers.get_mut(&key) {
+                if let Some(worker) = self.workers.get_mut(&key) {
                     worker.arrive(now, frame);
                 }
             }
@@ -205,7 +205,7 @@ impl<'a> Simulation<'a> {
     fn start_workers(&mut self) {
         let (now, wire) = (self.clock.now, self.wire());
         for key in std::mem::take(&mut self.touched) {
-            let Some((_, worker)) = self.workers.get_mut(&key) else { continue };
+            let Some(worker) = self.workers.get_mut(&key) else { continue };
             match worker.next_action(now) {
                 NextAction::Idle => {
                     if let Some(frame) = worker.take_outbox() {
@@ -225,10 +225,10 @@ impl<'a> Simulation<'a> {
     fn forward_done(&mut self, key: WorkerKey) {
         let (now, wire) = (self.clock.now, self.wire());
         let seconds = self.clients.elapsed(now).as_secs_f64();
-        let Some((role, worker)) = self.workers.get_mut(&key) else { return };
+        let Some(worker) = self.workers.get_mut(&key) else { return };
         let (frame, took) = worker.forward_done(now, seconds);
         if let Some(from) = self.clients.counts_from().filter(|from| now >= *from) {
-            self.clients.outcome.forward(*role, took, from, now);
+            self.clients.outcome.forward(worker.role(), took, from, now);
         }
         if !frame.replies.is_empty() {
             self.clock.schedule_after(wire, SimEvent::ToRouter(key, frame));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use scheduling::profile::{PoolProfile, Profile};
+use scheduling::profile::Profile;
 use scheduling::scheduler::events::{ClientEvent, NewSequence, WorkerInfo};
 use scheduling::scheduler::lanes::{LaneKey, TemperatureBand};
 use scheduling::scheduler::policy::{DraftTokens, PolicyConfig, SpeculationRequest};
@@ -40,13 +40,7 @@ impl Router {
             Policy::Lanes { max_k } => (DraftTokens::Auto, max_k),
         };
         let config = SchedulerConfig {
-            policy: PolicyConfig {
-                draft_tokens,
-                max_draft_tokens,
-                tree_tokens: DraftTokens::Auto,
-                suffix_drafts: false,
-                lanes: BTreeMap::new(),
-            },
+            policy: PolicyConfig::new(draft_tokens, max_draft_tokens),
             target_deadline: NO_TIMEOUT,
             target_wait: NO_TIMEOUT,
             queue_wait: NO_TIMEOUT,
@@ -132,10 +126,9 @@ impl Router {
 
 /// Info that a worker of the profile reports when it connects. Its KV is not limited.
 pub(super) fn worker_info(profile: &Profile, role: Role, experiment: &Experiment) -> WorkerInfo {
-    let pool: &PoolProfile = if role == Role::Target { &profile.target } else { &profile.draft };
     WorkerInfo {
         vocab_size: profile.vocab_size,
-        step_times: experiment.reported_step_times(pool, role),
+        step_times: experiment.reported_step_times(profile, role),
         max_tree_tokens: experiment.max_tree_tokens(role),
         ..WorkerInfo::of(role, MODEL)
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use scheduling::batch::GroupRules;
 use scheduling::cost::StepTimePoint;
 use scheduling::draft_length::Rules;
-use scheduling::profile::{PoolProfile, Profile};
+use scheduling::profile::Profile;
 use speculation::Role;
 use speculation::tree::MAX_TREE_TOKENS;
 
@@ -109,13 +109,13 @@ impl Experiment {
         if self.supports_trees && role == Role::Target { MAX_TREE_TOKENS as u32 } else { 0 }
     }
 
-    /// Step times that a worker of this pool reports.
-    pub(crate) fn reported_step_times(&self, pool: &PoolProfile, role: Role) -> Vec<StepTimePoint> {
+    /// Step times that a worker of this role reports.
+    pub(crate) fn reported_step_times(&self, profile: &Profile, role: Role) -> Vec<StepTimePoint> {
         let (target, draft) = self.reported_over_true;
         let factor = if role == Role::Target { target } else { draft };
         let reported =
             |point: StepTimePoint| StepTimePoint { micros: (point.micros as f64 * factor) as u64, ..point };
-        pool.curve.profiled().into_iter().map(reported).collect()
+        profile.pool(role).curve.profiled().into_iter().map(reported).collect()
     }
 }
 

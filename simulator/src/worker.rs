@@ -43,7 +43,7 @@ pub(super) enum NextAction {
 /// One sequence at this worker.
 #[derive(Debug, Default)]
 struct WorkerSequence {
-    /// Absent while a step runs; the task holds it then.
+    /// Absent while a step runs; [`RunningStep`] holds it then.
     cached: Option<CachedSequence>,
     /// Steps that wait for the running one, with their times of arrival.
     waiting: VecDeque<(Step, Duration)>,
@@ -83,7 +83,7 @@ pub(super) struct Worker {
     sequences: BTreeMap<SequenceId, WorkerSequence>,
     /// Sequences with waiting steps, oldest first.
     waiting: VecDeque<SequenceId>,
-    tasks: Vec<RunningStep>,
+    running: Vec<RunningStep>,
     forward: Option<RunningForward>,
     /// Replies that do not come from a forward.
     outbox: Vec<Reply>,
@@ -92,7 +92,7 @@ pub(super) struct Worker {
 impl Worker {
     pub(super) fn new(profile: &Arc<Profile>, role: Role, setup: WorkerSetup) -> Self {
         let model = SyntheticModel::new(Arc::clone(profile), role);
-        let times = setup.experiment.reported_step_times(model.pool(), role);
+        let times = setup.experiment.reported_step_times(profile, role);
         Self {
             batch_former: BatchFormer::new(StepTimes::new(&times), setup.experiment.groups),
             limits: WorkerLimits {
@@ -107,10 +107,14 @@ impl Worker {
             inbox: Vec::new(),
             sequences: BTreeMap::new(),
             waiting: VecDeque::new(),
-            tasks: Vec::new(),
+            running: Vec::new(),
             forward: None,
             outbox: Vec::new(),
         }
+    }
+
+    pub(super) fn role(&self) -> Role {
+        self.limits.role
     }
 
     pub(super) fn arrive(&mut self, now: Duration, frame: RouterFrame) {
@@ -125,10 +129,10 @@ impl Worker {
         }
         self.read_inbox();
         self.admit_waiting(now);
-        if self.tasks.is_empty() {
+        if self.running.is_empty() {
             return NextAction::Idle;
         }
-        let ready: Vec<ReadyStep<SequenceId>> = self.tasks.iter().map(RunningStep::ready_step).collect();
+        let ready: Vec<ReadyStep<SequenceId>> = self.running.iter().map(RunningStep::ready_step).collect();
         match self.batch_former.decide(now, &ready) {
             Decision::Wait(delay) => NextAction::Wait(delay),
             Decision::Run(batch) => NextAction::Run(self.begin_forward(now, &ready, &batch)),
@@ -157,9 +161,10 @@ impl Worker {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         sequence.waiting.retain(|(step, _)| step.epoch > epoch);
         if sequence.cached.is_none() {
-            let is_over = |task: &RunningStep| task.step.sequence_id == id && task.step.epoch <= epoch;
-            let Some(index) = self.tasks.iter().position(is_over) else { return };
-            sequence.cached = Some(self.tasks.remove(index).cached);
+            let is_over =
+                |running: &RunningStep| running.step.sequence_id == id && running.step.epoch <= epoch;
+            let Some(index) = self.running.iter().position(is_over) else { return };
+            sequence.cached = Some(self.running.remove(index).cached);
         }
         let is_over = sequence.cached.as_ref().is_some_and(|cached| cached.epoch() <= epoch);
         if is_over && sequence.waiting.is_empty() {
@@ -184,13 +189,13 @@ impl Worker {
             let body = match cached.admit(&step, &self.limits) {
                 Admission::Run => {
                     sequence.kv_tokens = step.base_len.min(sequence.kv_tokens);
-                    let mut task = RunningStep::new(step, cached, received);
-                    if self.setup.has_cached_prompts && task.step.base_len == 0 {
+                    let mut running = RunningStep::new(step, cached, received);
+                    if self.setup.has_cached_prompts && running.step.base_len == 0 {
                         // Everything except the row whose logits are needed comes from the prefix cache.
-                        task.context_done = task.step.append_ids.len().saturating_sub(1);
-                        sequence.kv_tokens = task.context_done as u32;
+                        running.context_done = running.step.append_ids.len().saturating_sub(1);
+                        sequence.kv_tokens = running.context_done as u32;
                     }
-                    self.tasks.push(task);
+                    self.running.push(running);
                     continue;
                 }
                 Admission::Stale => None,
@@ -217,8 +222,8 @@ impl Worker {
                 .sequences
                 .get_mut(&ready[chunk.index].key)
                 .expect("the sequence of a running step is known");
-            let task = &mut self.tasks[chunk.index];
-            task.queued.get_or_insert(now - task.received);
+            let running = &mut self.running[chunk.index];
+            running.queued.get_or_insert(now - running.received);
             let tail = chunk.rows(&rows[chunk.index]) - chunk.context;
             sequence.kv_tokens += chunk.context + tail;
             forward.add((chunk.context, tail), sequence.kv_tokens);
@@ -234,11 +239,11 @@ impl Worker {
         let forward = self.forward.take().expect("a completed forward was started");
         let mut answers: BTreeMap<usize, ReplyBody> = BTreeMap::new();
         for chunk in &forward.chunks {
-            let body = self.model.advance(&mut self.tasks[chunk.index].in_progress(), chunk, seconds);
+            let body = self.model.advance(&mut self.running[chunk.index].in_progress(), chunk, seconds);
             answers.extend(body.map(|body| (chunk.index, body)));
         }
         let took = now - forward.began_at;
-        let prefill_after = prefill_rows(self.tasks.iter().map(RunningStep::rows_left));
+        let prefill_after = prefill_rows(self.running.iter().map(RunningStep::rows_left));
         let rows = forward.rows.rows + forward.rows.prefill_rows;
         let ran = CompletedForward {
             rows,
@@ -261,12 +266,12 @@ impl Worker {
         if answers.is_empty() {
             return (replies, queue);
         }
-        for (index, task) in std::mem::take(&mut self.tasks).into_iter().enumerate() {
+        for (index, running) in std::mem::take(&mut self.running).into_iter().enumerate() {
             let Some(body) = answers.remove(&index) else {
-                self.tasks.push(task);
+                self.running.push(running);
                 continue;
             };
-            let RunningStep { step, cached, agreed, queued, .. } = task;
+            let RunningStep { step, cached, agreed, queued, .. } = running;
             queue += queued.unwrap_or_default();
             let id = step.sequence_id;
             let sequence = self.sequences.get_mut(&id).expect("the sequence of a running step is known");

@@ -18,44 +18,44 @@ const OVERDUE_SHARE: f64 = 0.25;
 
 /// The ready sequences of the next forward's group ([`super::groups`]).
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct ReadyGroup {
+pub(crate) struct ReadyGroup {
     /// Number of sequences.
-    pub sequences: u32,
+    pub(crate) sequences: u32,
     /// Number of their rows.
-    pub rows: u32,
+    pub(crate) rows: u32,
     /// How many more drafting sequences may join the group.
-    pub capacity: u32,
+    pub(crate) capacity: u32,
     /// How many more are needed to complete the group.
-    pub missing: u32,
+    pub(crate) missing: u32,
     /// How long waiting for them pays, in microseconds.
-    pub max_wait_us: f64,
+    pub(crate) max_wait_us: f64,
 }
 
 /// The sequences whose rounds draft, ready or away.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct DraftingSequences {
+pub(crate) struct DraftingSequences {
     /// Number of sequences.
-    pub sequences: u32,
+    pub(crate) sequences: u32,
     /// Total number of their rows.
-    pub rows: u32,
+    pub(crate) rows: u32,
     /// Mean time away (from a reply to the next step), in microseconds.
-    pub away_us: f64,
+    pub(crate) away_us: f64,
     /// Mean time from one step to the next, in microseconds.
-    pub round_us: f64,
+    pub(crate) round_us: f64,
 }
 
 /// A sequence that is expected to return.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ExpectedReturn {
+struct ExpectedReturn {
     /// Microseconds from now; negative if it is overdue.
-    pub due_us: f64,
+    due_us: f64,
     /// Number of rows of its next step.
-    pub rows: u32,
+    rows: u32,
 }
 
 /// Times at which a worker's sequences return after a reply. `K` identifies a sequence.
 #[derive(Debug, Clone)]
-pub struct ReturnTimes<K> {
+pub(crate) struct ReturnTimes<K> {
     sequences: BTreeMap<K, ReturnTime>,
 }
 
@@ -79,7 +79,7 @@ impl<K> Default for ReturnTimes<K> {
 
 impl<K: Ord> ReturnTimes<K> {
     /// Records the arrival of a step with this number of rows.
-    pub fn arrived(&mut self, key: K, now: Duration, rows: u32) {
+    pub(crate) fn arrived(&mut self, key: K, now: Duration, rows: u32) {
         let first = ReturnTime { away_us: None, answered_at: None, arrived_at: now, round_us: 0.0, rows };
         let known = self.sequences.entry(key).or_insert(first);
         known.rows = rows;
@@ -91,24 +91,24 @@ impl<K: Ord> ReturnTimes<K> {
     }
 
     /// Records that the sequence was answered.
-    pub fn answered(&mut self, key: &K, now: Duration) {
+    pub(crate) fn answered(&mut self, key: &K, now: Duration) {
         if let Some(known) = self.sequences.get_mut(key) {
             known.answered_at = Some(now);
         }
     }
 
     /// Removes a sequence that will not return.
-    pub fn forget(&mut self, key: &K) {
+    pub(crate) fn forget(&mut self, key: &K) {
         self.sequences.remove(key);
     }
 
     /// Number of known sequences.
-    pub fn num_sequences(&self) -> usize {
+    pub(crate) fn num_sequences(&self) -> usize {
         self.sequences.len()
     }
 
     /// The sequences whose latest step had a draft.
-    pub fn drafting(&self) -> DraftingSequences {
+    pub(crate) fn drafting(&self) -> DraftingSequences {
         let mut found = DraftingSequences::default();
         for known in self.sequences.values().filter(|known| known.rows > 1) {
             let Some(away_us) = known.away_us else { continue };
@@ -123,7 +123,7 @@ impl<K: Ord> ReturnTimes<K> {
     }
 
     /// Sequences that are away and expected back within `horizon_us`, soonest first.
-    pub fn expected(&self, now: Duration, horizon_us: f64) -> Vec<ExpectedReturn> {
+    fn expected(&self, now: Duration, horizon_us: f64) -> Vec<ExpectedReturn> {
         let expected = |known: &ReturnTime| {
             let away = micros(now.saturating_sub(known.answered_at?));
             Some(ExpectedReturn { due_us: known.away_us? - away, rows: known.rows })
@@ -139,7 +139,7 @@ impl<K: Ord> ReturnTimes<K> {
 
     /// Delay of the forward of `ready`; `None`: it starts now. `delayed` is the delay so far; `step_us`
     /// predicts a forward of that many rows.
-    pub fn delay(
+    pub(crate) fn delay(
         &self,
         now: Duration,
         (ready, delayed): (ReadyGroup, Duration),

@@ -13,7 +13,7 @@ use super::{DraftingSequences, ReadyGroup, StepRows};
 
 /// The shortest possible round with this many groups: one group's own steps in sequence, or the forwards of
 /// all groups.
-pub fn round_us(groups: u32, away_us: f64, forward_us: f64) -> f64 {
+pub(crate) fn round_us(groups: u32, away_us: f64, forward_us: f64) -> f64 {
     (away_us + forward_us).max(f64::from(groups) * forward_us)
 }
 
@@ -58,44 +58,44 @@ impl Default for GroupRules {
 
 /// One ready step, as needed to form a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LaneRows {
+pub(crate) struct LaneRows {
     /// Lane of the sequence.
-    pub lane: u32,
+    pub(crate) lane: u32,
     /// Rows of the step.
-    pub rows: StepRows,
+    pub(crate) rows: StepRows,
 }
 
 /// The number of groups at one target.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Groups {
+pub(crate) struct Groups {
     now: u32,
     rules: GroupRules,
 }
 
 /// Number of drafting sequences in a group.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct GroupSize {
+pub(crate) struct GroupSize {
     /// Maximum.
-    pub max: u32,
+    pub(crate) max: u32,
     /// Minimum of a complete group.
-    pub min_complete: u32,
+    pub(crate) min_complete: u32,
     /// How long waiting for completion pays, in microseconds.
-    pub max_wait_us: f64,
+    pub(crate) max_wait_us: f64,
     /// See [`GroupRules::by_lane`].
-    pub by_lane: bool,
+    pub(crate) by_lane: bool,
 }
 
 /// Which ready steps belong to the next forward.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Group {
+pub(crate) struct Group {
     /// One entry per ready step.
-    pub members: Vec<bool>,
+    pub(crate) members: Vec<bool>,
     /// See [`ReadyGroup::capacity`].
-    pub capacity: u32,
+    pub(crate) capacity: u32,
     /// See [`ReadyGroup::missing`].
-    pub missing: u32,
+    pub(crate) missing: u32,
     /// See [`ReadyGroup::max_wait_us`].
-    pub max_wait_us: f64,
+    pub(crate) max_wait_us: f64,
 }
 
 impl Default for Groups {
@@ -106,12 +106,16 @@ impl Default for Groups {
 
 impl Groups {
     /// Starts with one group.
-    pub fn with_rules(rules: GroupRules) -> Self {
+    pub(crate) fn with_rules(rules: GroupRules) -> Self {
         Self { now: 1, rules }
     }
 
     /// Number of drafting sequences that share a forward; `forward_us(rows, sequences)` predicts one.
-    pub fn size(&mut self, drafting: DraftingSequences, forward_us: impl Fn(f64, f64) -> f64) -> GroupSize {
+    pub(crate) fn size(
+        &mut self,
+        drafting: DraftingSequences,
+        forward_us: impl Fn(f64, f64) -> f64,
+    ) -> GroupSize {
         let part = |count: u32, groups: u32| f64::from(count) / f64::from(groups);
         let of_groups = |groups| forward_us(part(drafting.rows, groups), part(drafting.sequences, groups));
         self.now = best_by(&self.rules, (self.now, drafting.sequences), drafting.away_us, of_groups);
@@ -141,7 +145,7 @@ impl Group {
     /// Forms a group of ready steps with drafts up to the group's size (the oldest first, and its lane before
     /// others) and of all steps without. A decode step does not wait for drafts, because it would pay for
     /// another lane's choice. A prompt does not wait for a group to be complete.
-    pub fn form(size: GroupSize, ready: &[LaneRows]) -> Self {
+    pub(crate) fn form(size: GroupSize, ready: &[LaneRows]) -> Self {
         let has_draft = |step: &LaneRows| step.rows.tail > 0;
         let first_lane = ready.iter().find(|step| has_draft(step)).map(|step| step.lane);
         let goes_later = |step: &LaneRows| size.by_lane && Some(step.lane) != first_lane;
@@ -162,12 +166,12 @@ impl Group {
     }
 
     /// A group of all ready steps.
-    pub fn all(ready: usize) -> Self {
+    pub(crate) fn all(ready: usize) -> Self {
         Self { members: vec![true; ready], capacity: u32::MAX, missing: 0, max_wait_us: 0.0 }
     }
 
     /// The group's members among the `ready` steps it was formed of.
-    pub fn ready(&self, ready: &[LaneRows]) -> ReadyGroup {
+    pub(crate) fn ready(&self, ready: &[LaneRows]) -> ReadyGroup {
         let members = || ready.iter().zip(&self.members).filter(|(_, is_member)| **is_member);
         ReadyGroup {
             sequences: members().count() as u32,

@@ -4,17 +4,18 @@
 //!
 //! Decisions only: sequences, rows and predicted times are passed in. No KV, ids or clock.
 
-pub mod delay;
+mod delay;
 pub mod groups;
 
 use speculation::{Step, Work};
 
-pub use delay::{DraftingSequences, ExpectedReturn, ReadyGroup, ReturnTimes};
-pub use groups::{Group, GroupRules, GroupSize, Groups, LaneRows};
+pub(crate) use delay::{DraftingSequences, ReadyGroup, ReturnTimes};
+pub use groups::GroupRules;
+pub(crate) use groups::{Group, Groups, LaneRows};
 
 /// Share of a forward's rows reserved for prefill while decodes are also waiting, and share of the prefill
 /// rows reserved for long prompts.
-pub const PREFILL_SHARE: f64 = 0.25;
+const PREFILL_SHARE: f64 = 0.25;
 
 /// Maximum context ids in a step of a round: a draft worker gets two after full acceptance. A longer context
 /// belongs to a prompt or a replay.

@@ -1,18 +1,12 @@
 //! Unit tests of single rules, and the scenarios of `testdata/batch_former`.
 
 use super::*;
-use crate::cost::StepTimePoint;
 use crate::testdata::{Line, run_folder};
 
 const MS: Duration = Duration::from_millis(1);
 
-fn times(points: &[(u32, u64)]) -> StepTimes {
-    let point = |&(rows, micros): &(u32, u64)| StepTimePoint { rows, kv_tokens: 0, micros };
-    StepTimes::new(&points.iter().map(point).collect::<Vec<_>>())
-}
-
 fn flat() -> BatchFormer<char> {
-    BatchFormer::new(times(&[(1, 10_000), (64, 10_000)]), GroupRules::default())
+    BatchFormer::new(StepTimes::of_rows(&[(1, 10_000), (64, 10_000)]), GroupRules::default())
 }
 
 /// Running a forward without a limit on prompt rows.
@@ -118,7 +112,7 @@ fn run_line(former: &mut BatchFormer<char>, line: &Line) -> Option<String> {
         "worker" => {
             let points: Vec<String> = line.list("times");
             let points: Vec<(u32, u64)> = points.iter().map(|point| pair(point, ':')).collect();
-            *former = BatchFormer::new(times(&points), GroupRules::default());
+            *former = BatchFormer::new(StepTimes::of_rows(&points), GroupRules::default());
         }
         "arrived" => keys().for_each(|key| former.arrived(at, key, rows(&line.need::<String>("rows")))),
         "answered" => keys().for_each(|key| former.answered(at, &key)),

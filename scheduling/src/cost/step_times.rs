@@ -127,9 +127,15 @@ impl StepTimes {
         Self { curve: curves.into_iter().next(), kv }
     }
 
+    /// Step times that do not depend on KV, from (rows, microseconds).
+    pub(crate) fn of_rows(points: &[(u32, u64)]) -> Self {
+        let point = |&(rows, micros): &(u32, u64)| StepTimePoint { rows, kv_tokens: 0, micros };
+        Self::new(&points.iter().map(point).collect::<Vec<_>>())
+    }
+
     /// Assumed step times of a target without a profile.
     pub fn assumed() -> Self {
-        Self::new(&ASSUMED.map(|(rows, micros)| StepTimePoint { rows, kv_tokens: 0, micros }))
+        Self::of_rows(&ASSUMED)
     }
 
     /// Largest number of rows that was profiled.

@@ -97,11 +97,11 @@ impl DraftLength {
         let alone = alone.map(|at| at.tokens_per_second).fold(plain, f64::max);
         // Whether other lanes would draft depends on this lane, so it reports its choice for the case that
         // they do.
-        let all_drafting = self.compute_outlook(&load.all_drafting(), workers.0, workers.1);
+        let all_drafting = self.compute_outlook(&load.all_drafting(), workers);
         let k = self.best_for_all(&all_drafting, load, plain);
         let mut jointly = match load.joint.plain_sequences {
             0 => all_drafting,
-            _ => self.compute_outlook(&load.with_joint_choices(), workers.0, workers.1),
+            _ => self.compute_outlook(&load.with_joint_choices(), workers),
         };
         let at = jointly[k as usize];
         self.joint = JointChoice { k, num_leaves: at.num_leaves, gain: at.tokens_per_second / alone };

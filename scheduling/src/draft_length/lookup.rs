@@ -66,15 +66,11 @@ mod tests {
 
     use super::super::Rules;
     use super::*;
-    use crate::cost::{StepTimePoint, StepTimes};
+    use crate::cost::StepTimes;
 
     fn target(row_us: u64) -> WorkerCost {
-        let points = [1_u32, 8, 64].map(|rows| StepTimePoint {
-            rows,
-            kv_tokens: 0,
-            micros: 10_000 + row_us * u64::from(rows - 1),
-        });
-        WorkerCost::new(StepTimes::new(&points))
+        let point = |rows: u32| (rows, 10_000 + row_us * u64::from(rows - 1));
+        WorkerCost::new(StepTimes::of_rows(&[1, 8, 64].map(point)))
     }
 
     /// Each token is right with probability `rate` if all before it were.
@@ -108,10 +104,7 @@ mod tests {
 
     #[test]
     fn a_draft_workers_round_is_a_rival_where_one_is_asked() {
-        let (target, draft) = (target(100), {
-            let points = [1, 64].map(|rows| StepTimePoint { rows, kv_tokens: 0, micros: 400 });
-            WorkerCost::new(StepTimes::new(&points))
-        });
+        let (target, draft) = (target(100), WorkerCost::new(StepTimes::of_rows(&[(1, 400), (64, 400)])));
         let mut lane = DraftLength::new(8);
         for _ in 0..200 {
             lane.choose(Load::alone(1, 100.0), &target, &draft);

@@ -12,8 +12,7 @@ impl DraftLength {
     pub(super) fn compute_outlook(
         &self,
         load: &Load,
-        target: &WorkerCost,
-        draft: &WorkerCost,
+        (target, draft): (&WorkerCost, &WorkerCost),
     ) -> Vec<Outlook> {
         let accepted_by_position = self.acceptance.cumulative(self.max_k);
         let supply = self.supply.cumulative(self.max_k);

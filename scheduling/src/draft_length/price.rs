@@ -242,7 +242,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::cost::{StepTimePoint, StepTimes};
+    use crate::cost::StepTimes;
 
     /// A worker whose forwards take the same time for any number of rows, without network delay.
     fn flat(micros: u64) -> WorkerCost {
@@ -251,8 +251,7 @@ mod tests {
 
     /// The same behind a network delay.
     fn remote(micros: u64, delay: Duration) -> WorkerCost {
-        let points = [1, 4_096].map(|rows| StepTimePoint { rows, kv_tokens: 0, micros });
-        let mut cost = WorkerCost::new(StepTimes::new(&points));
+        let mut cost = WorkerCost::new(StepTimes::of_rows(&[(1, micros), (4_096, micros)]));
         (0..5).for_each(|_| cost.observe_wire(delay, Duration::ZERO));
         cost
     }
@@ -326,11 +325,7 @@ mod tests {
 
     #[test]
     fn forwards_of_the_draft_worker_that_run_anyway_delay_no_one() {
-        let draft = {
-            let points = [(1, 4_000), (16, 5_500), (32, 5_500)];
-            let points = points.map(|(rows, micros)| StepTimePoint { rows, kv_tokens: 0, micros });
-            WorkerCost::new(StepTimes::new(&points))
-        };
+        let draft = WorkerCost::new(StepTimes::of_rows(&[(1, 4_000), (16, 5_500), (32, 5_500)]));
         let target = flat(10_000);
         // Of the 16 sequences at the draft worker 8 are the lane's; the others draft two tokens each.
         let load = Load { shares_cores: true, other_rows: 24, draft_sequences: 16, ..load(8, 0) };
@@ -366,9 +361,7 @@ mod tests {
 
     #[test]
     fn prompts_do_not_make_drafted_rows_cheaper() {
-        let points = [(8, 10_000), (16, 15_000)];
-        let points = points.map(|(rows, micros)| StepTimePoint { rows, kv_tokens: 0, micros });
-        let mut target = WorkerCost::new(StepTimes::new(&points));
+        let mut target = WorkerCost::new(StepTimes::of_rows(&[(8, 10_000), (16, 15_000)]));
         (0..5).for_each(|_| target.observe_wire(Duration::ZERO, Duration::ZERO));
         let verify_us = |target: &WorkerCost| {
             let (load, draft) = (load(0, 0), flat(0));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::tests::duration;
 use super::*;
-use crate::cost::{StepTimePoint, StepTimes};
+use crate::cost::StepTimes;
 use crate::prompt_time::PromptTime;
 
 /// Correction factor of a plain round that a lane of four sequences learns from one lane round of about twice
@@ -25,8 +25,7 @@ const LONG_ROUND: RoundTimes = RoundTimes {
 };
 
 fn learned_from(round: &RoundTimes, other_sequences: u32, prompts: PromptTime) -> f64 {
-    let point = |rows| StepTimePoint { rows, kv_tokens: 0, micros: 10_000 };
-    let mut worker = WorkerCost::new(StepTimes::new(&[1, 64].map(point)));
+    let mut worker = WorkerCost::new(StepTimes::of_rows(&[(1, 10_000), (64, 10_000)]));
     worker.prompts = prompts;
     let load = Load { other_rows: other_sequences, other_sequences, ..Load::alone(4, 0.0) };
     let mut lane = DraftLength::new(0);
@@ -71,8 +70,7 @@ fn rounds_in_which_groups_join_or_part_count_only_beside_other_lanes() {
 #[test]
 fn ids_that_a_draft_worker_lacked_do_not_make_a_draft_length_look_slow() {
     let worker = |micros: fn(u32) -> u64| {
-        let point = |rows| StepTimePoint { rows, kv_tokens: 0, micros: micros(rows) };
-        let mut cost = WorkerCost::new(StepTimes::new(&[1, 64].map(point)));
+        let mut cost = WorkerCost::new(StepTimes::of_rows(&[1, 64].map(|rows| (rows, micros(rows)))));
         (0..5).for_each(|_| cost.observe_wire(Duration::ZERO, Duration::ZERO));
         cost
     };

@@ -6,7 +6,7 @@ use speculation::sequence::{DueFeed, FEED_LAG};
 
 use super::*;
 use crate::agreement::Agreement;
-use crate::cost::{ForwardShape, StepTimePoint, StepTimes};
+use crate::cost::{ForwardShape, StepTimes};
 use crate::smoothing::LONG_EWMA_WINDOW;
 
 /// A pool whose sequences draft and verify in alternating groups, with 5% noise on every time.
@@ -57,8 +57,8 @@ impl World {
     }
 
     fn cost(times: impl Fn(f64) -> f64) -> WorkerCost {
-        let point = |rows| StepTimePoint { rows, kv_tokens: 0, micros: times(f64::from(rows)) as u64 };
-        WorkerCost::new(StepTimes::new(&[1, 2, 4, 8, 16, 32, 64].map(point)))
+        let point = |rows: u32| (rows, times(f64::from(rows)) as u64);
+        WorkerCost::new(StepTimes::of_rows(&[1, 2, 4, 8, 16, 32, 64].map(point)))
     }
 }
 

@@ -16,6 +16,7 @@ pub mod synthetic;
 mod tests;
 pub mod text;
 
+use speculation::Role;
 use speculation::step::MAX_DRAFT_TOKENS;
 
 pub use acceptance::Acceptance;
@@ -112,6 +113,14 @@ impl Profile {
         let raw: raw::RawProfile =
             toml::from_str(text).map_err(|error| ProfileError::Toml(error.to_string().trim().to_owned()))?;
         raw.check()
+    }
+
+    /// The pool of a role.
+    pub fn pool(&self, role: Role) -> &PoolProfile {
+        match role {
+            Role::Draft => &self.draft,
+            Role::Target => &self.target,
+        }
     }
 
     /// Applies noise to `micros` of a curve; `chance` lies in 0..1.

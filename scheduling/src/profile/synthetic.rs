@@ -60,10 +60,7 @@ impl SyntheticModel {
 
     /// The pool of its role.
     pub fn pool(&self) -> &PoolProfile {
-        match self.role {
-            Role::Draft => &self.profile.draft,
-            Role::Target => &self.profile.target,
-        }
+        self.profile.pool(self.role)
     }
 
     /// Processes a share of the step that ran, `seconds` after the start. Returns the answer, or `None` if

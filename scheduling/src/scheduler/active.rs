@@ -32,8 +32,8 @@ pub(super) struct ActiveSequence {
     pub(super) api_key: u64,
     pub(super) target: Option<Reservation>,
     pub(super) draft: Option<Reservation>,
-    /// Number of changes of draft workers when it found none on its target; it looks again after another one.
-    pub(super) no_draft_since: Option<u64>,
+    /// Value of [`Workers::draft_changes`] when it found no draft worker; it looks again once that changed.
+    pub(super) found_no_draft_at: Option<u64>,
     pub(super) failures: TargetFailures,
     /// Prefixes of the prompt, used to choose a target.
     pub(super) marks: Arc<PrefixMarks>,
@@ -78,7 +78,7 @@ pub(super) struct TargetFailures {
     /// twice.
     pub(super) lost: Vec<WorkerKey>,
     /// Target that it left last; other targets are preferred.
-    pub(super) left: Option<WorkerKey>,
+    pub(super) last_target: Option<WorkerKey>,
     /// Targets that refused it; they are not tried again.
     pub(super) refused_by: Vec<WorkerKey>,
     /// Reason of the last failure.
@@ -120,7 +120,7 @@ pub(super) struct Round {
     pub(super) begun_at: Duration,
     pub(super) phase: RoundPhase,
     /// Draft length chosen for the round.
-    pub(super) chosen: u32,
+    pub(super) chosen_k: u32,
     /// Predicted time of the proposal when the round began; taken when the proposal is requested.
     pub(super) predicted: Option<Duration>,
     /// Maximum number of tree tokens.
@@ -147,8 +147,7 @@ pub(super) struct Round {
 /// An outstanding request to a draft worker.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PendingProposal {
-    /// Step sequence number.
-    pub(super) step: u64,
+    pub(super) step_seq: u64,
     pub(super) at: Duration,
     pub(super) num_draft_tokens: u32,
     /// Predicted time to the answer.
@@ -171,7 +170,7 @@ impl ActiveSequence {
             api_key,
             target: None,
             draft: None,
-            no_draft_since: None,
+            found_no_draft_at: None,
             failures: TargetFailures::default(),
             marks: Arc::clone(&prompt.marks),
             numerics_id: None,

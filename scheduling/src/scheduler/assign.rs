@@ -17,8 +17,7 @@ use speculation::{Role, SequenceId};
 use super::Scheduler;
 use super::active::{ActiveSequence, FollowUps};
 use super::events::{Command, Report, WorkerKey};
-use super::lanes::Lanes;
-use super::state::{QueueKey, SchedulerState, WaitKind};
+use super::state::SchedulerState;
 use super::timers::TIMER_SLACK;
 use super::workers::PlacementRequest;
 use crate::fair_queue::Ticket;
@@ -27,6 +26,26 @@ use crate::rollout::Preference;
 /// Maximum sequences of one queue that are passed over at once because the targets for which they wait are
 /// full.
 const MAX_PASSED_OVER: usize = 64;
+
+/// Key of a queue for targets.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct QueueKey {
+    pub(super) model: String,
+    pub(super) kind: WaitKind,
+}
+
+/// Why a sequence waits. The queues of a model are served in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum WaitKind {
+    /// It lost its target and is replayed within the budget ([`crate::replay_budget`]). Its client may have
+    /// received text.
+    Replay,
+    /// A replay that is a suspect. It needs a target without another suspect, so it waits in a separate queue
+    /// and delays no other sequence while there is none.
+    Suspect,
+    /// It is new, was refused before its first token, or was preempted.
+    Ordinary,
+}
 
 impl Scheduler {
     /// Assigns targets to waiting sequences while targets have capacity.
@@ -73,18 +92,22 @@ impl Scheduler {
         }
     }
 
-    /// Records the turn of a sequence in a queue.
+    /// Takes a sequence out of its queue after a turn that ends its wait.
     fn finish_turn(&mut self, key: &QueueKey, id: SequenceId, outcome: AssignOutcome) {
-        if let Some(queue) = self.state.waiting.get_mut(key) {
-            match outcome {
-                AssignOutcome::Assigned => queue.serve(id),
-                _ => drop(queue.remove(id)),
-            }
-        }
+        let Some(queue) = self.state.waiting.get_mut(key) else { return };
         match outcome {
-            AssignOutcome::Assigned => self.drive(id, Event::Assigned(Role::Target)),
-            AssignOutcome::Refused => self.fail_unserved(id),
-            AssignOutcome::Unserved => drop(self.state.unserved.insert(id)),
+            AssignOutcome::Assigned => {
+                queue.serve(id);
+                self.drive(id, Event::Assigned(Role::Target));
+            }
+            AssignOutcome::Refused => {
+                queue.remove(id);
+                self.fail_unserved(id);
+            }
+            AssignOutcome::Unserved => {
+                queue.remove(id);
+                self.state.unserved.insert(id);
+            }
             AssignOutcome::NoCapacity | AssignOutcome::BesideSuspect | AssignOutcome::OverBudget => {}
         }
     }
@@ -159,7 +182,7 @@ impl SchedulerState {
     /// targets that could serve it are full.
     pub(super) fn expired(&self, active: &mut ActiveSequence) -> Option<Duration> {
         active.expires_at.filter(|at| *at <= self.now)?;
-        if self.workers.could_serve(&placement_request(self.now, &self.lanes, active, None)) {
+        if self.workers.could_serve(&self.placement_request(active, None)) {
             return Some(self.now.saturating_sub(active.submitted_at));
         }
         // It waits for a target to appear, which has a separate limit.
@@ -170,7 +193,7 @@ impl SchedulerState {
     /// Returns whether a sequence may keep waiting. A started sequence may wait for capacity without limit,
     /// and any sequence up to `target_wait` for a target that can serve it.
     pub(super) fn may_keep_waiting(&self, active: &mut ActiveSequence) -> bool {
-        if self.workers.could_serve(&placement_request(self.now, &self.lanes, active, None)) {
+        if self.workers.could_serve(&self.placement_request(active, None)) {
             active.no_target_deadline = self.now + self.config.target_wait.max(TIMER_SLACK);
         }
         self.now < active.no_target_deadline
@@ -198,7 +221,7 @@ impl SchedulerState {
                 follow_ups.push_back(Event::Cancel);
             }
             Role::Target => {
-                active.failures.left = lost;
+                active.failures.last_target = lost;
                 // A request that was refused before its first token is as new as others.
                 let is_refused = lost.is_some_and(|key| active.failures.refused_by.contains(&key));
                 let is_new = is_refused && active.output_len() == 0;
@@ -238,13 +261,12 @@ impl SchedulerState {
     }
 
     fn try_assign_target(&mut self, active: &mut ActiveSequence, awaited: &[WorkerKey]) -> AssignOutcome {
-        let Self { workers, lanes, now, .. } = self;
         let request =
-            PlacementRequest { awaited, ..placement_request(*now, lanes, active, active.failures.left) };
-        let numerics_id = active.numerics_id.as_deref();
-        let Some(reservation) = workers.reserve_target(&request, numerics_id) else {
+            PlacementRequest { awaited, ..self.placement_request(active, active.failures.last_target) };
+        let workers = &mut self.workers;
+        let Some(reservation) = workers.reserve_target(&request) else {
             return match workers.could_serve(&request) || !workers.is_served(request.model) {
-                true if workers.all_run_suspects(&request, numerics_id) => AssignOutcome::BesideSuspect,
+                true if workers.all_run_suspects(&request) => AssignOutcome::BesideSuspect,
                 true => AssignOutcome::NoCapacity,
                 false if workers.all_refused(&request) => AssignOutcome::Refused,
                 false if active.output_len() == 0 && !request.refused_by.is_empty() => AssignOutcome::Refused,
@@ -264,7 +286,7 @@ impl SchedulerState {
             active.cached.assigned(reservation.key);
         }
         active.target = Some(reservation);
-        active.no_draft_since = None;
+        active.found_no_draft_at = None;
         self.lanes.set_running(active.lane.id, true);
         active.sequence.set_target_deadline(self.target_deadline(active));
         let (priority, waited) =
@@ -276,8 +298,7 @@ impl SchedulerState {
 
     /// Adds the targets for which the sequence waits.
     fn await_targets(&self, active: &ActiveSequence, awaited: &mut Vec<WorkerKey>) {
-        let request = placement_request(self.now, &self.lanes, active, None);
-        for key in self.workers.awaited_targets(&request, active.numerics_id.as_deref()) {
+        for key in self.workers.awaited_targets(&self.placement_request(active, None)) {
             if !awaited.contains(&key) {
                 awaited.push(key);
             }
@@ -288,24 +309,24 @@ impl SchedulerState {
         let Some(target) = active.worker(Role::Target).filter(|_| active.can_use_draft()) else {
             return false;
         };
-        let changes = self.workers.num_draft_changes();
-        if active.no_draft_since == Some(changes) {
+        let changes = self.workers.draft_changes;
+        if active.found_no_draft_at == Some(changes) {
             return false;
         }
-        let request = placement_request(self.now, &self.lanes, active, avoid);
+        let request = self.placement_request(active, avoid);
         active.draft = self.workers.reserve_draft(&request, target);
-        active.no_draft_since = active.draft.is_none().then_some(changes);
+        active.found_no_draft_at = active.draft.is_none().then_some(changes);
         active.draft.is_some()
     }
 
     /// Returns whether the draft worker has been unresponsive for so long that a prefill at a responsive one
     /// pays off.
     fn has_better_draft(&self, active: &ActiveSequence, key: WorkerKey) -> bool {
-        if !self.workers.get(key).is_some_and(|worker| worker.health.should_reassign(self.now)) {
+        if !self.workers.get(key).is_some_and(|worker| worker.draft_health.should_reassign(self.now)) {
             return false;
         }
         let Some(target) = active.worker(Role::Target) else { return false };
-        let request = placement_request(self.now, &self.lanes, active, Some(key));
+        let request = self.placement_request(active, Some(key));
         self.workers.best_responsive_draft(&request, target).is_some()
     }
 
@@ -313,8 +334,33 @@ impl SchedulerState {
     /// capacity.
     pub(super) fn has_preferred_draft(&self, active: &ActiveSequence) -> bool {
         let Some(target) = active.worker(Role::Target) else { return false };
-        let best = self.workers.best_draft(&placement_request(self.now, &self.lanes, active, None), target);
+        let best = self.workers.best_draft(&self.placement_request(active, None), target);
         best.is_some_and(|key| self.workers.preference_at(key, active.id) == Some(Preference::Primary))
+    }
+
+    pub(super) fn placement_request<'a>(
+        &self,
+        active: &'a ActiveSequence,
+        avoid: Option<WorkerKey>,
+    ) -> PlacementRequest<'a> {
+        let (key, spec) = (&active.lane.key, active.sequence.spec());
+        PlacementRequest {
+            id: active.id,
+            model: &key.model,
+            task_type: &key.task_type,
+            lane: active.lane.id,
+            expected_len: self.lanes.expected_len(active.lane.id, active.lengths()),
+            len: active.len(),
+            marks: &active.marks,
+            max_len: spec.max_len,
+            numerics_id: active.numerics_id.as_deref(),
+            avoid,
+            refused_by: &active.failures.refused_by,
+            awaited: &[],
+            is_suspect: active.failures.is_suspect(),
+            has_grammar: spec.grammar.is_some(),
+            now: self.now,
+        }
     }
 
     /// Grows the reservations of a sequence whose step was answered, if it has outgrown them.
@@ -335,28 +381,4 @@ fn queue_key(active: &ActiveSequence) -> QueueKey {
         () => WaitKind::Ordinary,
     };
     QueueKey { model: active.lane.key.model.clone(), kind }
-}
-
-pub(super) fn placement_request<'a>(
-    now: Duration,
-    lanes: &Lanes,
-    active: &'a ActiveSequence,
-    avoid: Option<WorkerKey>,
-) -> PlacementRequest<'a> {
-    PlacementRequest {
-        id: active.id,
-        model: &active.lane.key.model,
-        task_type: &active.lane.key.task_type,
-        lane: active.lane.id,
-        expected_len: lanes.expected_len(active.lane.id, active.lengths()),
-        len: active.len(),
-        marks: &active.marks,
-        max_len: active.sequence.spec().max_len,
-        avoid,
-        refused_by: &active.failures.refused_by,
-        awaited: &[],
-        is_suspect: active.failures.is_suspect(),
-        has_grammar: active.sequence.spec().grammar.is_some(),
-        now,
-    }
 }

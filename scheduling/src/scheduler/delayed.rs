@@ -18,7 +18,7 @@ pub(super) struct DelayedDecodes {
     /// Targets to consider again.
     changed: BTreeSet<WorkerKey>,
     /// The earliest end of a delay.
-    until: Option<Duration>,
+    pub(super) until: Option<Duration>,
     /// Number of targets that were considered.
     #[cfg(test)]
     pub(super) num_considered: usize,
@@ -63,11 +63,6 @@ impl DelayedDecodes {
         if self.by_target.contains_key(&key) {
             self.changed.insert(key);
         }
-    }
-
-    /// When the next delay ends.
-    pub(super) fn until(&self) -> Option<Duration> {
-        self.until
     }
 
     /// Removes and returns the targets to consider at `now`, and their steps.

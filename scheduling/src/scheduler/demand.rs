@@ -37,8 +37,7 @@ impl SchedulerState {
     }
 
     fn demand(&self, model: &str) -> PoolDemand {
-        let is_target = |worker: &&Worker| worker.info.role == Role::Target && worker.info.model_id == model;
-        let targets: Vec<&Worker> = self.workers.values().filter(is_target).collect();
+        let targets: Vec<&Worker> = self.workers.targets_of(model).collect();
         let sequences = self.lanes.sequences_of(model);
         let desired = match targets.first() {
             Some(first) => self.desired_workers(model, (sequences, &targets), first),
@@ -62,7 +61,7 @@ impl SchedulerState {
     ) -> DesiredWorkers {
         let count = targets.len() as f64;
         let running: u32 = targets.iter().map(|target| target.load).sum();
-        let reserved: u64 = targets.iter().map(|target| target.blocks().1).sum();
+        let reserved: u64 = targets.iter().map(|target| target.reserved).sum();
         // Assume that waiting sequences need as many blocks as running ones.
         let each = reserved as f64 / f64::from(running.max(1));
         let waiting = f64::from(sequences.saturating_sub(running));
@@ -93,7 +92,8 @@ impl SchedulerState {
     fn draft_cost(&self, target: &Worker) -> Option<&WorkerCost> {
         let mut drafts = self.workers.serving_drafts();
         let fits = |worker: &&Worker| pairing::check(&worker.info, &target.info).is_ok();
-        let last = self.workers.last_draft().filter(|(info, _)| pairing::check(info, &target.info).is_ok());
+        let last = self.workers.last_draft.as_ref();
+        let last = last.filter(|(info, _)| pairing::check(info, &target.info).is_ok());
         drafts.find(fits).map(|worker| &worker.cost).or(last.map(|(_, cost)| cost))
     }
 }

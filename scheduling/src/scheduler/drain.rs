@@ -2,8 +2,8 @@
 //! of workers. They get no new sequences. Sequences at a target may finish there; a draft worker is left at
 //! once.
 
+use speculation::Role;
 use speculation::sequence::Event as SequenceEvent;
-use speculation::{Role, SequenceId};
 
 use super::Scheduler;
 use super::events::{Command, Drain, Report, WorkerKey};
@@ -50,10 +50,7 @@ impl Scheduler {
         self.state.commands.push(Command::Report(report));
         // Sequences that waited for it may get a target that was avoided.
         self.state.capacity_changed = true;
-        let drafting = self.sequences.values().filter(|active| active.worker(Role::Draft) == Some(key));
-        let mut leaving: Vec<SequenceId> = drafting.map(|active| active.id).collect();
-        leaving.sort_unstable();
-        for id in leaving {
+        for id in self.select_sequences(|active| active.worker(Role::Draft) == Some(key)) {
             self.drive(id, SequenceEvent::Reassign(Role::Draft));
         }
         self.drop_shadows_at(key);
@@ -62,7 +59,7 @@ impl Scheduler {
     fn resume_assignments(&mut self, key: WorkerKey) {
         if self.state.workers.get(key).is_some_and(|worker| !worker.draining.is_active()) {
             self.state.commands.push(Command::Report(Report::WorkerUndrained(key)));
-            self.state.workers.drafts_changed();
+            self.state.workers.draft_changes += 1;
             self.state.capacity_changed = true;
             self.requeue_unserved();
         }

@@ -152,6 +152,11 @@ impl WorkerInfo {
         self.max_model_len == 0 || len <= self.max_model_len
     }
 
+    /// Whether it is meant for requests of this task type.
+    pub(super) fn accepts_task(&self, task_type: &str) -> bool {
+        self.task_types.is_empty() || self.task_types.iter().any(|meant| meant == task_type)
+    }
+
     /// Whether the two workers take turns on the same CPU cores.
     pub(super) fn shares_cores_with(&self, other: &Self) -> bool {
         self.cpu.as_ref().zip(other.cpu.as_ref()).is_some_and(|(own, other)| own.contends_with(other))

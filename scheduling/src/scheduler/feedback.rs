@@ -2,7 +2,7 @@
 
 use speculation::sequence::Commit;
 use speculation::tree::DraftOutcome;
-use speculation::{Reply, ReplyBody, Role};
+use speculation::{Reply, ReplyBody, Role, Step};
 
 use super::active::{ActiveSequence, PendingProposal};
 use super::events::{Command, Report, StepTiming, WorkerKey};
@@ -34,19 +34,26 @@ impl SchedulerState {
     /// it or has moved to another worker.
     pub(super) fn on_draft_answer(&mut self, key: WorkerKey) {
         let Some(worker) = self.workers.get_mut(key) else { return };
-        if worker.health.is_out() {
+        if worker.draft_health.is_out() {
             self.commands.push(Command::Report(Report::DraftWorkerRecovered(key)));
         }
-        worker.health.answered(self.now);
+        worker.draft_health.answered(self.now);
     }
 
     /// Learns the round-trip time of a reply, and the network's part of it.
-    pub(super) fn on_reply_time(&mut self, active: &mut ActiveSequence, reply: &Answer<'_>) {
+    pub(super) fn on_reply_time(
+        &mut self,
+        active: &mut ActiveSequence,
+        key: WorkerKey,
+        reply: &Reply,
+        timing: &StepTiming,
+    ) {
         let now = self.now;
-        let &Answer { role, worker: key, reply, timing } = reply;
-        let Some(worker) = self.workers.get_mut(key).filter(|_| active.sequence.awaits(role, reply)) else {
+        let Some(worker) = self.workers.get_mut(key) else { return };
+        let role = worker.info.role;
+        if !active.sequence.awaits(role, reply) {
             return;
-        };
+        }
         if role == Role::Target {
             active.forward_sequences[0] = timing.sequences;
             // The step is sent again with the context that the target has lost.
@@ -62,7 +69,7 @@ impl SchedulerState {
                 worker.cost.drafted_ahead.observe(reply.num_ahead, pending.num_draft_tokens);
                 // Tokens drafted ahead would make the proposal look too fast.
                 if reply.num_ahead == 0 {
-                    worker.health.observe(now.saturating_sub(pending.at), pending.predicted);
+                    worker.draft_health.observe(now.saturating_sub(pending.at), pending.predicted);
                 }
                 if !active.sequence.is_drafting() {
                     return;
@@ -83,7 +90,7 @@ impl SchedulerState {
     pub(super) fn on_agreement(&mut self, active: &mut ActiveSequence, role: Role, reply: &Reply) {
         if role == Role::Draft && active.sequence.awaits(role, reply) {
             for (positions, accepted) in active.agreement.observe_reported(&reply.agreed) {
-                self.lanes.on_agreement(active.lane.id, positions, accepted);
+                self.lanes.draft_length_mut(active.lane.id).observe_agreement(positions, accepted);
             }
         }
     }
@@ -92,14 +99,16 @@ impl SchedulerState {
     pub(super) fn on_proposal_requested(
         &mut self,
         active: &mut ActiveSequence,
-        (step, num_ids): (u64, u32),
+        step: &Step,
         num_draft_tokens: u32,
     ) {
+        let num_ids = step.append_ids.len() as u32;
         let predicted = match active.round.predicted.take() {
-            Some(predicted) if num_draft_tokens == active.round.chosen => predicted,
+            Some(predicted) if num_draft_tokens == active.round.chosen_k => predicted,
             _ => self.predicted_proposal(active, num_ids, num_draft_tokens),
         };
-        active.pending_proposal = Some(PendingProposal { step, at: self.now, num_draft_tokens, predicted });
+        let (step_seq, at) = (step.step_seq, self.now);
+        active.pending_proposal = Some(PendingProposal { step_seq, at, num_draft_tokens, predicted });
         if !active.round.is_health_probe {
             active.round.num_requested = num_draft_tokens;
             active.round.draft_rows = num_ids;
@@ -113,7 +122,8 @@ impl SchedulerState {
         }
         active.round.verify_at = Some(self.now);
         if active.round.num_requested > 0 {
-            self.lanes.on_proposal(active.lane.id, active.round.num_requested, supplied);
+            let draft_length = self.lanes.draft_length_mut(active.lane.id);
+            draft_length.observe_proposal(active.round.num_requested, supplied);
         }
     }
 
@@ -124,7 +134,7 @@ impl SchedulerState {
         let Some(worker) = active.worker(Role::Draft).and_then(|key| self.workers.get_mut(key)) else {
             return;
         };
-        if worker.health.deadline_missed(requested_at, now) {
+        if worker.draft_health.deadline_missed(requested_at, now) {
             let report = Report::DraftWorkerSilent { worker: worker.key, waited: now - requested_at };
             self.commands.push(Command::Report(report));
         }
@@ -143,7 +153,7 @@ impl SchedulerState {
         active.agreement.on_verified(judged, accepted);
         active.trial.served(judged, accepted);
         let Some(verify_at) = round.verify_at else { return };
-        if round.has_prompt || round.num_requested != round.chosen || round.source.is_some() {
+        if round.has_prompt || round.num_requested != round.chosen_k || round.source.is_some() {
             return;
         }
         let (target, draft) = (active.worker(Role::Target), active.worker(Role::Draft));
@@ -159,19 +169,10 @@ impl SchedulerState {
             met_prompts: workers.target.prompts.forwards() != round.prompt_forwards,
         };
         active.forward_sequences[1] = active.forward_sequences[0];
-        self.lanes.on_round(lane, &times, &workers);
+        self.lanes.draft_length_mut(lane).observe_round(&times, workers.target, workers.draft);
     }
 }
 
-/// A reply with its worker and forward pass.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Answer<'a> {
-    pub(super) role: Role,
-    pub(super) worker: WorkerKey,
-    pub(super) reply: &'a Reply,
-    pub(super) timing: &'a StepTiming,
-}
-
 fn is_proposal_of(reply: &Reply, pending: &PendingProposal) -> bool {
-    reply.step_seq == pending.step && matches!(reply.body, ReplyBody::Proposal(_))
+    reply.step_seq == pending.step_seq && matches!(reply.body, ReplyBody::Proposal(_))
 }

@@ -4,19 +4,18 @@
 mod explanation;
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 use speculation::SamplingParams;
 use speculation::lookup::CheckedPrediction;
-use speculation::sequence::{DueFeed, FEED_LAG};
+use speculation::sequence::FEED_LAG;
 use speculation::tree::DraftOutcome;
 
 pub use self::explanation::{LaneExplanation, LookupExplanation};
 use super::disabled_reason::DisabledReason;
 use super::policy::{DraftTokens, LanePolicy, PolicyConfig};
 use crate::cost::WorkerCost;
-use crate::draft_length::{DraftLength, JointChoice, LaneView, Load, LookupLength, Pace, RoundTimes, Rules};
+use crate::draft_length::{DraftLength, JointChoice, LaneView, Load, LookupLength, Pace, Rules};
 use crate::headroom::MeanRound;
 use crate::lookup_rates::{LookupRates, LookupSource};
 use crate::output_length::OutputLengths;
@@ -103,14 +102,14 @@ pub(super) struct LaneChoice {
     pub(super) num_tree_tokens: u32,
     /// Why the operator's policy set it to 0, if it did.
     pub(super) held_back: Option<DisabledReason>,
-    /// The lane's draft length; absent if this round is a probe of another one.
-    pub(super) lane_draft_length: Option<u32>,
+    /// Whether this round is a probe of another draft length than the lane's.
+    pub(super) is_probe: bool,
 }
 
 impl LaneChoice {
     /// A draft length fixed by a request or the operator.
     pub(super) fn fixed(k: u32) -> Self {
-        Self { num_draft_tokens: k, num_tree_tokens: 0, held_back: None, lane_draft_length: Some(k) }
+        Self { num_draft_tokens: k, num_tree_tokens: 0, held_back: None, is_probe: false }
     }
 }
 
@@ -208,12 +207,10 @@ impl Lanes {
     }
 
     fn new_lane(&self, key: &LaneKey) -> Lane {
-        let policy = self.policy.lane(&key.task_type);
-        let max_k = policy.max_k.min(self.policy.max_draft_tokens);
         Lane {
             key: Arc::new(key.clone()),
-            draft_length: DraftLength::with_rules(max_k, self.rules),
-            policy,
+            draft_length: DraftLength::with_rules(self.policy.max_k(&key.task_type), self.rules),
+            policy: self.policy.lane(&key.task_type),
             lookup_rates: LookupSource::ALL.map(|_| LookupRates::of_lane()),
             outputs: OutputLengths::default(),
             sequences: 0,
@@ -275,23 +272,22 @@ impl Lanes {
         if !choice.is_probe {
             lane.k = num_draft_tokens;
         }
-        let lane_draft_length = (!choice.is_probe).then_some(num_draft_tokens);
         // A probe measures its k alone, so it drafts no tree.
         let leaves =
             if choice.is_probe || num_draft_tokens == 0 { 0 } else { lane.draft_length.num_leaves() };
         let num_tree_tokens = (num_draft_tokens + leaves).min(workers.max_tree_tokens);
-        LaneChoice { num_draft_tokens, num_tree_tokens, held_back: lane.held_back, lane_draft_length }
+        LaneChoice { num_draft_tokens, num_tree_tokens, held_back: lane.held_back, is_probe: choice.is_probe }
     }
 
     /// Whether a target has more sequences than the lane's policy allows for drafts of any kind.
     pub(super) fn is_crowded(&self, id: LaneId, target_sequences: u32) -> bool {
-        let policy = &self.lanes[id.0 as usize].policy;
+        let policy = &self.lane(id).policy;
         policy.max_batch_for_speculation.is_some_and(|most| target_sequences > most)
     }
 
     /// Load that a lane shares its workers with: the lanes of its model.
     fn load(&self, id: LaneId, (num_targets, draft_sequences): (u32, u32)) -> Load {
-        let own = &self.lanes[id.0 as usize];
+        let own = self.lane(id);
         let same_model = |(_, lane): &(usize, &Lane)| lane.key.model == own.key.model;
         let (ids, views): (Vec<usize>, Vec<LaneView>) = self
             .lanes
@@ -321,12 +317,12 @@ impl Lanes {
     }
 
     /// Records the outcome of a lookup source's prediction for a committed token.
-    pub(super) fn on_expected(&mut self, id: LaneId, source: LookupSource, expected: CheckedPrediction) {
-        self.lane_mut(id).lookup_rates[source as usize].observe(expected);
+    pub(super) fn on_prediction(&mut self, id: LaneId, source: LookupSource, checked: CheckedPrediction) {
+        self.lane_mut(id).lookup_rates[source as usize].observe(checked);
     }
 
     pub(super) fn lookup_rates(&self, id: LaneId, source: LookupSource) -> &LookupRates {
-        &self.lanes[id.0 as usize].lookup_rates[source as usize]
+        &self.lane(id).lookup_rates[source as usize]
     }
 
     /// Chooses how many tokens of a lookup draft are worth verifying; see `DraftLength::choose_lookup`.
@@ -339,7 +335,7 @@ impl Lanes {
         (target, num_targets): (&WorkerCost, u32),
         asks_worker: bool,
     ) -> Option<LookupLength> {
-        let lane = &self.lanes[id.0 as usize];
+        let lane = self.lane(id);
         if reached.first().is_none_or(|first| *first < lane.policy.min_acceptance) {
             return None;
         }
@@ -347,24 +343,9 @@ impl Lanes {
         lane.draft_length.choose_lookup(reached, (&load, target), asks_worker)
     }
 
-    /// Whether the lane's draft workers should get prompts and committed tokens at k = 0.
-    pub(super) fn keeps_drafts_fed(&self, id: LaneId) -> bool {
-        self.lanes[id.0 as usize].draft_length.keeps_drafts_fed()
-    }
-
-    /// Pays for a feed of one sequence; see `DraftLength::pays_for_feed`.
-    pub(super) fn pays_for_feed(&mut self, id: LaneId, due: DueFeed, draft: &WorkerCost) -> bool {
-        self.lane_mut(id).draft_length.pays_for_feed(due, draft)
-    }
-
-    /// Records that a draft worker was asked for `asked` tokens and proposed `supplied` in time.
-    pub(super) fn on_proposal(&mut self, id: LaneId, asked: u32, supplied: u32) {
-        self.lane_mut(id).draft_length.observe_proposal(asked, supplied);
-    }
-
-    /// Records which committed tokens a draft worker would have drawn; see `DraftLength::observe_agreement`.
-    pub(super) fn on_agreement(&mut self, id: LaneId, positions: Range<u32>, accepted: u32) {
-        self.lane_mut(id).draft_length.observe_agreement(positions, accepted);
+    /// The controller of the lane's draft length.
+    pub(super) fn draft_length_mut(&mut self, id: LaneId) -> &mut DraftLength {
+        &mut self.lane_mut(id).draft_length
     }
 
     /// Records the verification of one of the lane's sequences, whose length is now `len` ids.
@@ -376,11 +357,6 @@ impl Lanes {
         lane.context_len = before + (f64::from(len) - before) / EWMA_WINDOW;
     }
 
-    /// Records the times of a round without prompt rows.
-    pub(super) fn on_round(&mut self, id: LaneId, round: &RoundTimes, workers: &LaneWorkers<'_>) {
-        self.lane_mut(id).draft_length.observe_round(round, workers.target, workers.draft);
-    }
-
     /// Records the length of a complete output.
     pub(super) fn on_output(&mut self, id: LaneId, tokens: u32) {
         self.lane_mut(id).outputs.observe(tokens);
@@ -388,7 +364,7 @@ impl Lanes {
 
     /// Expected final length of a sequence of the lane, including drafted ids.
     pub(super) fn expected_len(&self, id: LaneId, lengths: SequenceLengths) -> u32 {
-        let lane = &self.lanes[id.0 as usize];
+        let lane = self.lane(id);
         let SequenceLengths { now, prompt, max } = lengths;
         let usual = lane.outputs.p90().map_or(max, |p90| prompt.saturating_add(p90).min(max));
         usual.max(now).saturating_add(lane.policy.max_k)
@@ -441,7 +417,11 @@ impl Lanes {
 
     /// Weight of the lane in the queue for targets.
     pub(super) fn weight(&self, id: LaneId) -> f64 {
-        self.lanes[id.0 as usize].policy.weight
+        self.lane(id).policy.weight
+    }
+
+    fn lane(&self, id: LaneId) -> &Lane {
+        &self.lanes[id.0 as usize]
     }
 
     fn lane_mut(&mut self, id: LaneId) -> &mut Lane {
@@ -450,5 +430,4 @@ impl Lanes {
 }
 
 #[cfg(test)]
-#[path = "lanes_tests.rs"]
 mod tests;

@@ -29,15 +29,6 @@ pub(super) struct LookupDraft {
     pub(super) token_ids: Vec<TokenId>,
 }
 
-/// The alternative to a lookup draft: the round that was chosen.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct BaselineRound {
-    /// Whether it asks a draft worker for the lane's k.
-    pub(super) asks_worker: bool,
-    /// Maximum length of a draft.
-    pub(super) max_tokens: u32,
-}
-
 impl Lookups {
     pub(super) fn new(prediction: Option<Arc<PredictedText>>, prompt_len: u32) -> Self {
         let prediction = prediction.map(|text| PredictionCursor::new(text, prompt_len as usize));
@@ -53,15 +44,15 @@ impl Lookups {
     /// Advances the sources over the committed ids and reports what each had predicted for them.
     fn read_committed(&mut self, ids: &[TokenId], mut report: impl FnMut(LookupSource, CheckedPrediction)) {
         let Self { prediction, suffix, rates } = self;
-        let mut record = |source: LookupSource, expected: CheckedPrediction| {
-            rates[source as usize].observe(expected);
-            report(source, expected);
+        let mut record = |source: LookupSource, checked: CheckedPrediction| {
+            rates[source as usize].observe(checked);
+            report(source, checked);
         };
         if let Some(prediction) = prediction {
-            prediction.read_committed(ids, |expected| record(LookupSource::Prediction, expected));
+            prediction.read_committed(ids, |checked| record(LookupSource::Prediction, checked));
         }
         if let Some(suffix) = suffix {
-            suffix.read_committed(ids, |expected| record(LookupSource::Suffix, expected));
+            suffix.read_committed(ids, |checked| record(LookupSource::Suffix, checked));
         }
     }
 
@@ -81,7 +72,7 @@ impl SchedulerState {
             active.lookups.suffix = Some(SuffixIndex::new(ids));
         }
         let (lane, lanes) = (active.lane.id, &mut self.lanes);
-        active.lookups.read_committed(ids, |source, expected| lanes.on_expected(lane, source, expected));
+        active.lookups.read_committed(ids, |source, checked| lanes.on_prediction(lane, source, checked));
     }
 
     fn uses_suffix_drafts(&self, active: &ActiveSequence) -> bool {
@@ -90,25 +81,27 @@ impl SchedulerState {
         policy.suffix_drafts && pinned() != Some(0)
     }
 
-    /// Returns the lookup draft that promises most, if one promises more than the round without it. The
-    /// lane's limit on sequences at a target holds for lookup drafts too: their rows take time as well.
+    /// Returns the lookup draft of at most `max_tokens` that promises most, if one promises more than the
+    /// round without it, which asks a draft worker for the lane's k if `asks_worker`. The lane's limit on
+    /// sequences at a target holds for lookup drafts too: their rows take time as well.
     pub(super) fn choose_lookup(
         &self,
         active: &ActiveSequence,
-        baseline: BaselineRound,
+        asks_worker: bool,
+        max_tokens: u32,
     ) -> Option<LookupDraft> {
         let target = active.worker_in(&self.workers, Role::Target)?;
         let (lane, ids) = (active.lane.id, active.sequence.ids());
         if self.lanes.is_crowded(lane, target.load) {
             return None;
         }
-        let max_tokens = (baseline.max_tokens as usize).min(MAX_DRAFT_TOKENS);
+        let max_tokens = (max_tokens as usize).min(MAX_DRAFT_TOKENS);
         let drafts = LookupSource::ALL.into_iter().filter_map(|source| {
             let mut found = active.lookups.find(source, ids, max_tokens)?;
             let rates = (self.lanes.lookup_rates(lane, source), &active.lookups.rates[source as usize]);
             let reached = reach_probabilities(source, rates, (found.match_len, found.token_ids.len()));
             let target = (&target.cost, self.workers.num_targets(&active.lane.key.model));
-            let length = self.lanes.choose_lookup(lane, &reached, target, baseline.asks_worker)?;
+            let length = self.lanes.choose_lookup(lane, &reached, target, asks_worker)?;
             found.token_ids.truncate(length.num_draft_tokens as usize);
             Some((length.tokens_per_second, LookupDraft { source, token_ids: found.token_ids }))
         });
@@ -117,5 +110,4 @@ impl SchedulerState {
 }
 
 #[cfg(test)]
-#[path = "lookup_tests.rs"]
 mod tests;

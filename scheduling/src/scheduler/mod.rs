@@ -10,8 +10,12 @@
 //! Then it runs rounds. For each round the scheduler chooses a draft worker and a draft length, or a lookup
 //! draft (`lookup.rs`), and begins the round (`rounds.rs`, `lanes.rs`). The sequence's state machine,
 //! `speculation::sequence`, decides which steps to send. Replies are measured (`feedback.rs`) and passed to
-//! that state machine. Draft workers on trial are scored in parallel (`shadows.rs`) and are promoted by an
-//! operator or by the evidence (`rollouts.rs`).
+//! that state machine. Sequences leave targets that fail (`targets.rs`) and draft workers that drain
+//! (`drain.rs`). Draft workers on trial are scored in parallel (`shadows.rs`) and are promoted by an operator
+//! or by the evidence (`rollouts.rs`).
+//!
+//! A decision about one sequence is a method of `SchedulerState` (`state.rs`), which holds everything but the
+//! sequences; what may concern any sequence is a method of [`Scheduler`].
 
 mod active;
 mod assign;
@@ -43,12 +47,11 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 use speculation::sequence::{Event as SequenceEvent, Shadow};
-use speculation::{Role, SequenceId};
+use speculation::{Reply, Role, SequenceId};
 
 use self::active::ActiveSequence;
 pub use self::events::{Command, Event, WorkerKey};
-use self::events::{Frame, NewSequence, Report, SequenceFailure};
-use self::feedback::Answer;
+use self::events::{Frame, NewSequence, Report, SequenceFailure, StepTiming};
 use self::policy::PolicyConfig;
 pub use self::report::{SchedulerReport, WorkerReport};
 use self::state::SchedulerState;
@@ -136,13 +139,13 @@ impl Scheduler {
         self.postpone_timers();
         let timer = self.state.timers.first().map(|(at, _)| at);
         let SchedulerState { delayed, workers, serve_queues_at, .. } = &self.state;
-        let others = [delayed.until(), workers.next_check(), *serve_queues_at];
+        let others = [delayed.until, workers.next_check, *serve_queues_at];
         timer.into_iter().chain(others.into_iter().flatten()).min()
     }
 
     /// Returns whether a worker of this role is connected.
     pub fn has_worker(&self, role: Role) -> bool {
-        self.state.workers.has(role)
+        self.state.workers.values().any(|worker| worker.info.role == role)
     }
 
     /// Returns whether a worker of this role is connected that takes new sequences: it does not drain.
@@ -189,10 +192,7 @@ impl Scheduler {
         if role == Role::Target {
             self.restart_target_wait(&info.model_id);
         }
-        let mut orphans: Vec<SequenceId> =
-            self.sequences.values().filter(|at| at.worker(role) == Some(key)).map(|at| at.id).collect();
-        // In order of arrival, not in hash map order.
-        orphans.sort_unstable();
+        let orphans = self.select_sequences(|active| active.worker(role) == Some(key));
         if !orphans.is_empty() {
             let report = Report::SequencesReplayed { role, address: info.address, sequences: orphans.len() };
             self.state.commands.push(Command::Report(report));
@@ -200,7 +200,7 @@ impl Scheduler {
         for id in orphans {
             // The sequence may have caused the target's failure.
             if let Some(active) = self.sequences.get_mut(&id)
-                && active.target.as_ref().is_some_and(|target| target.key == key && target.awaits_reply())
+                && active.target.as_ref().is_some_and(|target| target.key == key && target.awaits_reply)
             {
                 active.failures.lost.push(key);
             }
@@ -209,7 +209,7 @@ impl Scheduler {
     }
 
     fn frame(&mut self, key: WorkerKey, frame: Frame) {
-        let Some(role) = self.state.workers.role_of(key) else { return };
+        let Some(role) = self.state.workers.get(key).map(|worker| worker.info.role) else { return };
         let Frame { timing, credit_blocks, replies, preempted, is_draining } = frame;
         let timing = timing.clamped();
         if let Some(blocks) = credit_blocks {
@@ -224,45 +224,50 @@ impl Scheduler {
             Role::Draft => {}
         }
         for reply in replies {
-            let id = reply.sequence_id;
-            if let Some(id) = Shadow::sequence_of(id) {
-                self.shadow_replied(key, id, reply);
-                continue;
-            }
-            let Some(active) = self.sequences.get_mut(&id).filter(|at| at.worker(role) == Some(key)) else {
-                continue;
-            };
-            if role == Role::Target {
-                active.on_cached(&reply);
-            }
-            if active.sequence.awaits(role, &reply)
-                && let Some(target) = active.target.as_mut().filter(|_| role == Role::Target)
-            {
-                self.state.workers.answered(target);
-            }
-            let answer = Answer { role, worker: key, reply: &reply, timing: &timing };
-            self.state.on_reply_time(active, &answer);
-            self.state.on_agreement(active, role, &reply);
-            self.state.drive(active, SequenceEvent::Reply(role, reply));
-            if active.sequence.is_done() {
-                self.forget(id);
+            match Shadow::sequence_of(reply.sequence_id) {
+                Some(id) => self.shadow_replied(key, id, reply),
+                None => self.on_reply(key, role, reply, &timing),
             }
         }
         for (id, assignment) in preempted {
-            if let Some(id) = Shadow::sequence_of(id) {
-                self.shadow_preempted(key, id);
-                continue;
-            }
-            let there = self.sequences.get_mut(&id).filter(|active| active.worker(role) == Some(key));
-            let Some(active) = there else { continue };
-            active.is_preempted = true;
-            self.drive(id, SequenceEvent::Preempted(role, assignment));
-            if let Some(active) = self.sequences.get_mut(&id) {
-                active.is_preempted = false;
+            match Shadow::sequence_of(id) {
+                Some(id) => self.shadow_preempted(key, id),
+                None => self.on_preempted(key, role, id, assignment),
             }
         }
         if is_draining {
             self.on_worker_draining(key);
+        }
+    }
+
+    fn on_reply(&mut self, key: WorkerKey, role: Role, reply: Reply, timing: &StepTiming) {
+        let id = reply.sequence_id;
+        let there = self.sequences.get_mut(&id).filter(|active| active.worker(role) == Some(key));
+        let Some(active) = there else { return };
+        if role == Role::Target {
+            active.on_cached(&reply);
+        }
+        if active.sequence.awaits(role, &reply)
+            && let Some(target) = active.target.as_mut().filter(|_| role == Role::Target)
+        {
+            self.state.workers.answered(target);
+        }
+        self.state.on_reply_time(active, key, &reply, timing);
+        self.state.on_agreement(active, role, &reply);
+        self.state.drive(active, SequenceEvent::Reply(role, reply));
+        if active.sequence.is_done() {
+            self.forget(id);
+        }
+    }
+
+    fn on_preempted(&mut self, key: WorkerKey, role: Role, id: SequenceId, assignment: u32) {
+        let there = self.sequences.get_mut(&id).filter(|active| active.worker(role) == Some(key));
+        let Some(active) = there else { return };
+        active.is_preempted = true;
+        self.state.drive(active, SequenceEvent::Preempted(role, assignment));
+        active.is_preempted = false;
+        if active.sequence.is_done() {
+            self.forget(id);
         }
     }
 
@@ -295,13 +300,21 @@ impl Scheduler {
         }
     }
 
-    /// Passes one event to a sequence and executes the resulting actions.
+    /// Passes one event to a sequence, executes the resulting actions, and drops the sequence if it is done.
     fn drive(&mut self, id: SequenceId, event: SequenceEvent) {
         let Some(active) = self.sequences.get_mut(&id) else { return };
         self.state.drive(active, event);
         if active.sequence.is_done() {
             self.forget(id);
         }
+    }
+
+    /// Ids of the sequences that meet the condition, in order of arrival, not in hash map order.
+    fn select_sequences(&self, condition: impl Fn(&ActiveSequence) -> bool) -> Vec<SequenceId> {
+        let selected = self.sequences.values().filter(|active| condition(active));
+        let mut ids: Vec<SequenceId> = selected.map(|active| active.id).collect();
+        ids.sort_unstable();
+        ids
     }
 
     fn forget(&mut self, id: SequenceId) {

@@ -1,6 +1,5 @@
-//! Which workers may serve a sequence, ranked by preference. [`crate::placement`] chooses within a rank.
-
-use speculation::Role;
+//! Ranks the workers that may serve a sequence (`workers.rs` finds them) by preference. [`crate::placement`]
+//! chooses within a rank.
 
 use super::events::{WorkerInfo, WorkerKey};
 use super::pairing;
@@ -33,10 +32,6 @@ pub(super) struct Candidate<'a> {
 const EQUAL_SPEED_FACTOR: f64 = 1.5;
 
 impl Candidate<'_> {
-    pub(super) fn serves(&self, model: &str) -> bool {
-        self.info.role == Role::Target && self.info.model_id == model
-    }
-
     fn ranked(&self, rank: u8) -> RankedWorker<WorkerKey> {
         let Self { key, load, lane_load, .. } = *self;
         let shared_prefix = self.prefixes.map_or(0, |(prefixes, marks)| prefixes.shared(marks));
@@ -44,20 +39,19 @@ impl Candidate<'_> {
     }
 }
 
-/// Chooses the target for a sequence of `model`. `numerics_id` is the numerics class of its earlier target,
-/// if it had one; only a target of the same class continues with the same text. Unhealthy targets are chosen
+/// Chooses the target for a sequence. `numerics_id` is the numerics class of its earlier target, if it had
+/// one; only a target of the same class continues with the same text. Unhealthy targets are chosen
 /// only if there is no other target of the class, and `avoid` only if no other one has capacity. A target
 /// without capacity is never chosen: the sequence waits, for targets of its class, and for a healthy one if
 /// there is any. A slower target gets fewer sequences, in proportion.
 pub(super) fn choose_target<'a>(
     workers: impl Iterator<Item = Candidate<'a>>,
-    model: &str,
     numerics_id: Option<&str>,
     avoid: Option<WorkerKey>,
 ) -> Option<WorkerKey> {
-    let serving: Vec<_> = workers.filter(|worker| worker.serves(model)).collect();
-    let fastest = serving.iter().map(|worker| worker.step_us).fold(f64::INFINITY, f64::min);
-    let fit = preferred(&serving, numerics_id).filter(|worker| !worker.is_unavailable);
+    let workers: Vec<_> = workers.collect();
+    let fastest = workers.iter().map(|worker| worker.step_us).fold(f64::INFINITY, f64::min);
+    let fit = preferred(&workers, numerics_id).filter(|worker| !worker.is_unavailable);
     let ranked = fit.map(|worker| RankedWorker {
         load: relative_load(worker, fastest),
         ..worker.ranked(u8::from(Some(worker.key) == avoid))
@@ -68,25 +62,24 @@ pub(super) fn choose_target<'a>(
 /// Returns the targets for which a sequence waits if [`choose_target`] finds none with capacity.
 pub(super) fn awaited_targets<'a>(
     workers: impl Iterator<Item = Candidate<'a>>,
-    model: &str,
     numerics_id: Option<&str>,
 ) -> Vec<WorkerKey> {
-    let serving: Vec<_> = workers.filter(|worker| worker.serves(model)).collect();
-    preferred(&serving, numerics_id).map(|worker| worker.key).collect()
+    let workers: Vec<_> = workers.collect();
+    preferred(&workers, numerics_id).map(|worker| worker.key).collect()
 }
 
 /// The targets of the sequence's numerics class, if there are any, and of these the healthy ones, if there
 /// are any.
 fn preferred<'c, 'a>(
-    serving: &'c [Candidate<'a>],
+    workers: &'c [Candidate<'a>],
     numerics_id: Option<&str>,
 ) -> impl Iterator<Item = &'c Candidate<'a>> {
     let class_and_health = move |worker: &Candidate<'_>| {
         let is_other_class = numerics_id.is_some_and(|numerics_id| worker.info.numerics_id != numerics_id);
         (is_other_class, worker.is_unhealthy)
     };
-    let best = serving.iter().map(class_and_health).min();
-    serving.iter().filter(move |worker| Some(class_and_health(worker)) == best)
+    let best = workers.iter().map(class_and_health).min();
+    workers.iter().filter(move |worker| Some(class_and_health(worker)) == best)
 }
 
 /// Load of a worker in terms of the fastest target: the number of sequences there at which one more is as
@@ -112,10 +105,7 @@ pub(super) fn choose_draft<'a>(
     avoid: Option<WorkerKey>,
 ) -> Option<WorkerKey> {
     let ranked_workers: Vec<_> = workers
-        .filter(|worker| worker.info.role == Role::Draft && pairing::check(worker.info, target).is_ok())
-        .filter(|worker| {
-            worker.info.task_types.is_empty() || worker.info.task_types.iter().any(|t| t == task_type)
-        })
+        .filter(|worker| worker.info.accepts_task(task_type) && pairing::check(worker.info, target).is_ok())
         .filter_map(|worker| {
             let is_fallback = worker.preference? == Preference::Fallback;
             let is_general = worker.info.task_types.is_empty();
@@ -130,6 +120,8 @@ pub(super) fn choose_draft<'a>(
 
 #[cfg(test)]
 mod tests {
+    use speculation::Role;
+
     use super::*;
 
     fn worker(role: Role, model: &str, numerics: &str, tasks: &[&str]) -> WorkerInfo {
@@ -160,13 +152,10 @@ mod tests {
 
     #[test]
     fn the_same_numerics_class_wins_then_another_target_than_before_then_the_least_loaded() {
-        let t = |model, numerics| worker(Role::Target, model, numerics, &[]);
-        let workers =
-            [t("m", "a"), t("m", "b"), t("m", "a"), t("other", "a"), worker(Role::Draft, "m", "a", &[])];
-        let loads = [5, 0, 9, 0, 0];
+        let workers = ["a", "b", "a"].map(|numerics| worker(Role::Target, "m", numerics, &[]));
+        let loads = [5, 0, 9];
         let choose = |numerics, not: Option<u64>, unfit: &[u64]| {
-            choose_target(candidates(&workers, &loads, unfit), "m", numerics, not.map(WorkerKey))
-                .map(|key| key.0)
+            choose_target(candidates(&workers, &loads, unfit), numerics, not.map(WorkerKey)).map(|key| key.0)
         };
         assert_eq!(choose(None, None, &[]), Some(1));
         assert_eq!(choose(Some("a"), None, &[]), Some(0));
@@ -178,7 +167,6 @@ mod tests {
         );
         assert_eq!(choose(Some("a"), None, &[0]), Some(2), "a target without capacity is not chosen");
         assert_eq!(choose(Some("a"), None, &[0, 2]), None, "the sequence waits for its numerics class");
-        assert_eq!(choose_target(candidates(&workers, &loads, &[]), "none", None, None), None);
     }
 
     #[test]
@@ -191,7 +179,7 @@ mod tests {
                 ..candidate
             });
             let candidates: Vec<_> = candidates.collect();
-            choose_target(candidates.into_iter(), "m", Some("a"), Some(WorkerKey(1))).map(|key| key.0)
+            choose_target(candidates.into_iter(), Some("a"), Some(WorkerKey(1))).map(|key| key.0)
         };
         assert_eq!(
             choose([9, 0], Some(0), [1.0, 1.0]),
@@ -205,7 +193,7 @@ mod tests {
             let speeds: Vec<_> = candidates
                 .map(|candidate| Candidate { step_us: if slow(candidate) { 10.0 } else { 1.0 }, ..candidate })
                 .collect();
-            choose_target(speeds.into_iter(), "m", None, None).map(|key| key.0)
+            choose_target(speeds.into_iter(), None, None).map(|key| key.0)
         };
         assert_eq!(choose([7, 0]), Some(0), "a target ten times as slow gets fewer sequences");
         assert_eq!(choose([12, 0]), Some(1));

@@ -38,6 +38,15 @@ pub enum DraftTokens {
     Fixed(u32),
 }
 
+impl DraftTokens {
+    fn fixed(self) -> Option<u32> {
+        match self {
+            Self::Auto => None,
+            Self::Fixed(tokens) => Some(tokens),
+        }
+    }
+}
+
 impl FromStr for DraftTokens {
     type Err = String;
 
@@ -114,6 +123,17 @@ pub struct PolicyConfig {
 }
 
 impl PolicyConfig {
+    /// Creates a policy without suffix drafts and without policies by task type.
+    pub fn new(draft_tokens: DraftTokens, max_draft_tokens: u32) -> Self {
+        Self {
+            draft_tokens,
+            max_draft_tokens,
+            tree_tokens: DraftTokens::Auto,
+            suffix_drafts: false,
+            lanes: BTreeMap::new(),
+        }
+    }
+
     /// Returns the policy of a task type, or the default.
     pub fn lane(&self, task_type: &str) -> LanePolicy {
         self.lanes.get(task_type).copied().unwrap_or(LanePolicy {
@@ -125,13 +145,14 @@ impl PolicyConfig {
         })
     }
 
+    /// Maximum draft length of a task type.
+    pub fn max_k(&self, task_type: &str) -> u32 {
+        self.lane(task_type).max_k.min(self.max_draft_tokens)
+    }
+
     /// Tree size fixed by the request or the operator; `None` leaves it to the lane.
     pub fn pinned_tree_tokens(&self, request: &SpeculationRequest) -> Option<u32> {
-        let fixed = match self.tree_tokens {
-            DraftTokens::Auto => None,
-            DraftTokens::Fixed(tokens) => Some(tokens),
-        };
-        request.num_tree_tokens.or(fixed)
+        request.num_tree_tokens.or(self.tree_tokens.fixed())
     }
 
     /// Draft length fixed by the request or the operator; `None` leaves it to the lane.
@@ -139,12 +160,7 @@ impl PolicyConfig {
         if request.enabled == Some(false) {
             return Some(0);
         }
-        let fixed = match self.draft_tokens {
-            DraftTokens::Auto => None,
-            DraftTokens::Fixed(k) => Some(k),
-        };
-        let most = self.lane(task_type).max_k.min(self.max_draft_tokens);
-        request.num_draft_tokens.or(fixed).map(|k| k.min(most))
+        request.num_draft_tokens.or(self.draft_tokens.fixed()).map(|k| k.min(self.max_k(task_type)))
     }
 }
 
@@ -152,21 +168,11 @@ impl PolicyConfig {
 mod tests {
     use super::*;
 
-    fn config(draft_tokens: DraftTokens) -> PolicyConfig {
-        PolicyConfig {
-            draft_tokens,
-            max_draft_tokens: 8,
-            tree_tokens: DraftTokens::Auto,
-            suffix_drafts: false,
-            lanes: BTreeMap::new(),
-        }
-    }
-
     #[test]
     fn a_request_pins_or_refuses_the_draft_length_within_the_operators_limit() {
         let k = |draft_tokens, enabled, num_draft_tokens| {
             let request = SpeculationRequest { enabled, num_draft_tokens, ..Default::default() };
-            config(draft_tokens).pinned_draft_tokens("", &request)
+            PolicyConfig::new(draft_tokens, 8).pinned_draft_tokens("", &request)
         };
         assert_eq!(k(DraftTokens::Fixed(4), None, None), Some(4));
         assert_eq!(k(DraftTokens::Auto, None, None), None);
@@ -180,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_task_types_own_policy_bounds_its_draft_length() {
-        let mut config = config(DraftTokens::Fixed(5));
+        let mut config = PolicyConfig::new(DraftTokens::Fixed(5), 8);
         let code = LanePolicy { max_k: 3, weight: 2.0, ..config.lane("code") };
         config.lanes.insert("code".to_owned(), code);
         let request = SpeculationRequest { num_draft_tokens: Some(6), ..Default::default() };

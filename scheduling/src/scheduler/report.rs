@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use speculation::Role;
 
+use super::assign::WaitKind;
 use super::demand::PoolDemand;
 use super::lanes::LaneExplanation;
 use super::shadows::ShadowsReport;
-use super::state::{SchedulerState, WaitKind};
+use super::state::SchedulerState;
 use super::workers::Worker;
 use crate::draft_health::DraftHealthReport;
 use crate::fair_queue::FairQueue;
@@ -87,7 +88,7 @@ impl SchedulerState {
             pools: self.demands(),
             waiting_for_target: self.waiting.values().map(FairQueue::len).sum(),
             replays_waiting: replays.map(|(_, queue)| queue.len()).sum(),
-            drained: self.workers.drained().cloned().collect(),
+            drained: self.workers.drained.iter().cloned().collect(),
             target_waits: self.target_waits.report(&waiting, self.now),
             shadows: self.report_shadows(),
             rollout: self.report_rollout(),
@@ -95,7 +96,6 @@ impl SchedulerState {
     }
 
     fn report_worker(&self, worker: &Worker) -> WorkerReport {
-        let (credit_blocks, reserved_blocks) = worker.blocks();
         let is_draft = worker.info.role == Role::Draft;
         WorkerReport {
             role: worker.info.role,
@@ -103,14 +103,14 @@ impl SchedulerState {
             model: worker.info.model_id.clone(),
             task_types: worker.info.task_types.clone(),
             sequences: worker.load,
-            shadowed: self.workers.shadowed_at(worker.key),
+            shadowed: worker.shadows,
             is_on_trial: is_draft && self.workers.is_on_trial(worker),
             draining: worker.draining.reason(),
-            credit_blocks,
-            reserved_blocks,
+            credit_blocks: worker.credit,
+            reserved_blocks: worker.reserved,
             wire_us: worker.cost.wire_us(),
             drafted_ahead: is_draft.then(|| worker.cost.drafted_ahead.shares().to_vec()),
-            health: is_draft.then(|| worker.health.report(self.now)),
+            health: is_draft.then(|| worker.draft_health.report(self.now)),
             target_health: (!is_draft).then(|| worker.target_health.report()),
         }
     }

@@ -2,8 +2,8 @@
 //! when one drains: the old worker is left at once, and the next round asks the new one. The text does not
 //! change, because the target draws it.
 
+use speculation::Role;
 use speculation::sequence::Event as SequenceEvent;
-use speculation::{Role, SequenceId};
 
 use super::Scheduler;
 use super::active::ActiveSequence;
@@ -71,10 +71,10 @@ impl Scheduler {
     /// promoted draft, and drops shadows at workers that are no longer on trial. Returns the number of
     /// sequences that moved.
     fn move_to_preferred(&mut self) -> usize {
-        self.state.workers.drafts_changed();
+        self.state.workers.draft_changes += 1;
         let is_promoted =
             self.state.workers.rollout().is_some_and(|rollout| rollout.stage() == RolloutStage::Promoted);
-        let leaves = |active: &&ActiveSequence| {
+        let leaves = |active: &ActiveSequence| {
             let preference =
                 active.worker(Role::Draft).map(|key| self.state.workers.preference_at(key, active.id));
             match preference {
@@ -83,8 +83,7 @@ impl Scheduler {
                 Some(None) => true,
             }
         };
-        let mut leaving: Vec<SequenceId> = self.sequences.values().filter(leaves).map(|at| at.id).collect();
-        leaving.sort_unstable();
+        let leaving = self.select_sequences(leaves);
         for id in &leaving {
             self.drive(*id, SequenceEvent::Reassign(Role::Draft));
         }

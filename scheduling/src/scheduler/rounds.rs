@@ -14,7 +14,7 @@ use super::active::{ActiveSequence, Round, RoundPhase};
 use super::disabled_reason::DisabledReason;
 use super::events::{Command, Report, WorkerKey};
 use super::lanes::LaneChoice;
-use super::lookup::{BaselineRound, LookupDraft};
+use super::lookup::LookupDraft;
 use super::state::SchedulerState;
 use crate::draft_health::{Access, PROBE_TOKENS, predicted_proposal};
 
@@ -74,7 +74,7 @@ impl Scheduler {
         let num_tree_tokens = active.round.num_tree_tokens;
         let (num_draft_tokens, draft_wait) = match active.round {
             Round { is_health_probe: true, .. } => (PROBE_TOKENS, Duration::ZERO),
-            Round { chosen: k, .. } => {
+            Round { chosen_k: k, .. } => {
                 let predicted = self.state.predicted_proposal(active, active.sequence.draft_lag(), k);
                 active.round.predicted = Some(predicted);
                 (k, self.state.draft_wait(active, predicted))
@@ -101,7 +101,7 @@ impl SchedulerState {
         active.round = Round {
             begun_at: self.now,
             phase,
-            chosen: k,
+            chosen_k: k,
             source: active.lookup_draft.as_ref().map(|draft| draft.source),
             num_tree_tokens,
             has_prompt,
@@ -132,30 +132,29 @@ impl SchedulerState {
         if is_fixed || pinned == Some(0) || plan.is_health_probe || plan.is_probe {
             return None;
         }
-        let policy = self.lanes.policy();
-        let lane = policy.lane(&active.lane.key.task_type);
-        let max_tokens = pinned.unwrap_or(lane.max_k.min(policy.max_draft_tokens));
-        self.choose_lookup(active, BaselineRound { asks_worker, max_tokens })
+        let max_tokens = pinned.unwrap_or(self.lanes.policy().max_k(&active.lane.key.task_type));
+        self.choose_lookup(active, asks_worker, max_tokens)
     }
 
     /// `pinned` is the draft length fixed by the request or the operator.
     fn plan_round(&mut self, active: &ActiveSequence, pinned: Option<u32>) -> RoundPlan {
-        match pinned {
-            _ if active.speculation.disables_drafting() => return RoundPlan::decode(DisabledReason::Request),
-            Some(0) => return RoundPlan::decode(DisabledReason::Policy),
-            _ if active.sequence.draft_refusal().is_some() => {
-                return RoundPlan::decode(DisabledReason::DraftRefused);
-            }
-            _ => {}
+        if active.speculation.disables_drafting() {
+            return RoundPlan::decode(DisabledReason::Request);
+        }
+        if pinned == Some(0) {
+            return RoundPlan::decode(DisabledReason::Policy);
+        }
+        if active.sequence.draft_refusal().is_some() {
+            return RoundPlan::decode(DisabledReason::DraftRefused);
         }
         let (target, draft) = (active.worker(Role::Target), active.worker(Role::Draft));
         let Some(draft_worker) = draft.and_then(|key| self.workers.get_mut(key)) else {
             return RoundPlan::decode(DisabledReason::NoDraftWorker);
         };
-        match draft_worker.health.access(self.now) {
+        match draft_worker.draft_health.access(self.now) {
             Access::Wait => {}
             Access::Probe if active.sequence.can_request_proposal(self.now) => {
-                draft_worker.health.probed(self.now);
+                draft_worker.draft_health.probed(self.now);
                 let reason = DisabledReason::DraftSilent;
                 return RoundPlan { is_health_probe: true, ..RoundPlan::decode(reason) };
             }
@@ -165,17 +164,19 @@ impl SchedulerState {
             Some(k) => Some(LaneChoice::fixed(k)),
             None => self.choose_draft_length(active, target, draft),
         };
-        let Some(LaneChoice { num_draft_tokens: k, num_tree_tokens: lane_tree, held_back, .. }) = chosen
-        else {
-            return RoundPlan::decode(DisabledReason::DoesNotPay);
-        };
-        let is_probe = chosen.is_some_and(|chosen| chosen.lane_draft_length.is_none());
-        let disabled_reason = (k == 0).then_some(held_back.unwrap_or(DisabledReason::DoesNotPay));
-        let takes =
-            active.worker_in(&self.workers, Role::Target).map_or(0, |target| target.info.max_tree_tokens);
+        let Some(chosen) = chosen else { return RoundPlan::decode(DisabledReason::DoesNotPay) };
+        let LaneChoice { num_draft_tokens, num_tree_tokens, held_back, is_probe } = chosen;
         let pinned_tree = self.lanes.policy().pinned_tree_tokens(&active.speculation);
-        let num_tree_tokens = pinned_tree.unwrap_or(lane_tree).min(takes);
-        RoundPlan { num_draft_tokens: k, num_tree_tokens, is_health_probe: false, is_probe, disabled_reason }
+        let max_tree_tokens =
+            active.worker_in(&self.workers, Role::Target).map_or(0, |target| target.info.max_tree_tokens);
+        RoundPlan {
+            num_draft_tokens,
+            num_tree_tokens: pinned_tree.unwrap_or(num_tree_tokens).min(max_tree_tokens),
+            is_health_probe: false,
+            is_probe,
+            disabled_reason: (num_draft_tokens == 0)
+                .then_some(held_back.unwrap_or(DisabledReason::DoesNotPay)),
+        }
     }
 
     fn choose_draft_length(
@@ -187,8 +188,9 @@ impl SchedulerState {
         let workers = self.workers.lane_workers(target, draft)?;
         let num_targets = || self.workers.num_targets(&active.lane.key.model);
         let chosen = self.lanes.choose(active.lane.id, &workers, num_targets, active.sequence.draft_lag());
-        if let Some(k) = chosen.lane_draft_length {
-            self.commands.push(Command::Report(Report::DraftLength(active.lane.id, k)));
+        if !chosen.is_probe {
+            let report = Report::DraftLength(active.lane.id, chosen.num_draft_tokens);
+            self.commands.push(Command::Report(report));
         }
         Some(chosen)
     }
@@ -197,21 +199,21 @@ impl SchedulerState {
     /// pays for them.
     fn feeds_draft(&mut self, active: &ActiveSequence) -> bool {
         let id = active.lane.id;
-        let may_be_asked = self.lanes.keeps_drafts_fed(id) && !self.is_draft_out(active);
+        let may_be_asked = self.lanes.draft_length_mut(id).keeps_drafts_fed() && !self.is_draft_out(active);
         let Some(feed) = active.sequence.due_feed(self.now, may_be_asked) else { return false };
         let draft = active.worker_in(&self.workers, Role::Draft);
-        draft.is_some_and(|draft| self.lanes.pays_for_feed(id, feed, &draft.cost))
+        draft.is_some_and(|draft| self.lanes.draft_length_mut(id).pays_for_feed(feed, &draft.cost))
     }
 
     /// Whether the sequence's draft worker does not answer. What it is sent would only queue up.
     fn is_draft_out(&self, active: &ActiveSequence) -> bool {
-        active.worker_in(&self.workers, Role::Draft).is_some_and(|worker| worker.health.is_out())
+        active.worker_in(&self.workers, Role::Draft).is_some_and(|worker| worker.draft_health.is_out())
     }
 
     /// How long a round waits for a proposal that is predicted to take `predicted`.
     fn draft_wait(&self, active: &ActiveSequence, predicted: Duration) -> Duration {
         let worker = active.worker_in(&self.workers, Role::Draft);
-        worker.map_or(Duration::ZERO, |worker| worker.health.deadline(predicted))
+        worker.map_or(Duration::ZERO, |worker| worker.draft_health.deadline(predicted))
     }
 
     /// Predicted time of the sequence's draft worker for `k` tokens after `rows` ids that it lacks.

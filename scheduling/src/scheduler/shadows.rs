@@ -11,7 +11,6 @@ use speculation::{Reply, Role, SequenceId};
 
 use super::Scheduler;
 use super::active::ActiveSequence;
-use super::assign::placement_request;
 use super::events::{Command, Report, ShadowScored, WorkerKey};
 use super::state::SchedulerState;
 use super::workers::{MAX_ENTRIES, Reservation};
@@ -215,7 +214,7 @@ impl SchedulerState {
             && !active.speculation.disables_drafting();
         let Some(target) = active.worker(Role::Target).filter(|_| is_meant) else { return };
         let serving = active.worker(Role::Draft);
-        let request = placement_request(self.now, &self.lanes, active, None);
+        let request = self.placement_request(active, None);
         let Some(reservation) = self.workers.reserve_shadow(&request, target, serving) else { return };
         let Some(worker) = self.workers.get(reservation.key) else { return };
         let draft = worker.info.model_id.as_str().into();

@@ -9,6 +9,7 @@ use speculation::{FinishReason, Role, SequenceId, Step, Work};
 
 use super::SchedulerConfig;
 use super::active::{ActiveSequence, FollowUps};
+use super::assign::QueueKey;
 use super::delayed::DelayedDecodes;
 use super::events::{ClientEvent, Command, Report, SequenceFailure, WorkerKey};
 use super::lanes::{LaneId, Lanes};
@@ -18,26 +19,6 @@ use super::workers::Workers;
 use crate::fair_queue::FairQueue;
 use crate::replay_budget::ReplayBudget;
 use crate::wait_stats::WaitStats;
-
-/// Key of a queue for targets.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct QueueKey {
-    pub(super) model: String,
-    pub(super) kind: WaitKind,
-}
-
-/// Why a sequence waits. The queues of a model are served in this order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum WaitKind {
-    /// It lost its target and is replayed within the budget ([`crate::replay_budget`]). Its client may have
-    /// received text.
-    Replay,
-    /// A replay that is a suspect. It needs a target without another suspect, so it waits in a separate queue
-    /// and delays no other sequence while there is none.
-    Suspect,
-    /// It is new, was refused before its first token, or was preempted.
-    Ordinary,
-}
 
 #[derive(Debug)]
 pub(super) struct SchedulerState {
@@ -155,8 +136,7 @@ impl SchedulerState {
     fn send(&mut self, active: &mut ActiveSequence, role: Role, step: Step) {
         match &step.work {
             Work::Propose { num_draft_tokens, .. } => {
-                let request = (step.step_seq, step.append_ids.len() as u32);
-                self.on_proposal_requested(active, request, *num_draft_tokens);
+                self.on_proposal_requested(active, &step, *num_draft_tokens);
             }
             Work::Verify { draft } => self.on_verify_requested(active, draft.depth()),
             Work::Feed => {}

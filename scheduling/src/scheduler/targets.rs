@@ -9,7 +9,6 @@ use speculation::{Refusal, RefusalCause, Role, SequenceId};
 
 use super::Scheduler;
 use super::active::{ActiveSequence, TargetFailures};
-use super::assign::placement_request;
 use super::events::{Command, Report, SequenceFailure, WorkerKey};
 use super::state::SchedulerState;
 use crate::target_health::UNKNOWN_WORK;
@@ -71,17 +70,12 @@ impl Scheduler {
         self.leave_target(moving);
     }
 
-    /// Returns the sequences at a target that another target could run, in order of arrival (not in hash map
-    /// order).
+    /// Returns the sequences at a target that another target could run.
     fn movable_sequences(&self, key: WorkerKey) -> Vec<SequenceId> {
-        let could_move = |active: &&ActiveSequence| {
-            let request = placement_request(self.state.now, &self.state.lanes, active, None);
-            self.state.workers.could_move(&request, key)
-        };
-        let at_target = self.sequences.values().filter(|active| active.worker(Role::Target) == Some(key));
-        let mut moving: Vec<SequenceId> = at_target.filter(could_move).map(|active| active.id).collect();
-        moving.sort_unstable();
-        moving
+        self.select_sequences(|active| {
+            active.worker(Role::Target) == Some(key)
+                && self.state.workers.could_move(&self.state.placement_request(active, None), key)
+        })
     }
 
     fn leave_target(&mut self, moving: Vec<SequenceId>) {

@@ -43,15 +43,8 @@ fn scenarios() {
 
 impl World {
     fn new(draft_tokens: DraftTokens) -> Self {
-        let policy = PolicyConfig {
-            draft_tokens,
-            max_draft_tokens: 8,
-            tree_tokens: DraftTokens::Auto,
-            suffix_drafts: false,
-            lanes: BTreeMap::new(),
-        };
         let config = SchedulerConfig {
-            policy,
+            policy: PolicyConfig::new(draft_tokens, 8),
             target_deadline: Duration::from_secs(10),
             target_wait: Duration::from_secs(30),
             queue_wait: Duration::from_secs(20),

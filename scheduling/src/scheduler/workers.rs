@@ -40,16 +40,16 @@ pub(super) struct Worker {
     /// Sequences assigned to it.
     pub(super) load: u32,
     lane_loads: BTreeMap<LaneId, u32>,
-    /// KV blocks that may be reserved there, and blocks reserved.
-    credit: u64,
-    reserved: u64,
+    /// KV blocks that this scheduler may reserve there, and those it has reserved.
+    pub(super) credit: u64,
+    pub(super) reserved: u64,
     /// Ids of sequences whose first step there is in flight.
     prefilling: u32,
     /// Number of these sequences that have a grammar, which the worker may have to compile first.
     compiling: u32,
     prefixes: RecentPrefixes,
     /// Responsiveness (draft workers).
-    pub(super) health: DraftHealth,
+    pub(super) draft_health: DraftHealth,
     /// Reasons for which it drains, if any.
     pub(super) draining: Draining,
     /// Health of a target.
@@ -65,7 +65,7 @@ pub(super) struct Worker {
     /// Decode steps without draft or prompt that are in flight at the target.
     pub(super) decodes_in_flight: u32,
     /// Sequences that it shadows (draft workers); included in its load.
-    shadows: u32,
+    pub(super) shadows: u32,
 }
 
 /// A sequence that needs a worker.
@@ -82,6 +82,8 @@ pub(super) struct PlacementRequest<'a> {
     pub(super) marks: &'a PrefixMarks,
     /// Maximum length, in ids.
     pub(super) max_len: u32,
+    /// Numerics class of its earlier target, if it had one.
+    pub(super) numerics_id: Option<&'a str>,
     /// The worker that it just lost.
     pub(super) avoid: Option<WorkerKey>,
     /// Targets that refused it.
@@ -108,15 +110,10 @@ pub(super) struct Reservation {
     is_compiling: bool,
     is_suspect: bool,
     /// Whether an answer of the target is outstanding.
-    awaits_reply: bool,
+    pub(super) awaits_reply: bool,
 }
 
 impl Reservation {
-    /// Whether an answer of the target is outstanding.
-    pub(super) fn awaits_reply(&self) -> bool {
-        self.awaits_reply
-    }
-
     /// Whether the sequence's first step there is not done.
     pub(super) fn is_prefilling(&self) -> bool {
         self.prefilling > 0
@@ -130,20 +127,21 @@ pub(super) struct Workers {
     /// Targets of each model.
     targets: BTreeMap<String, BTreeSet<WorkerKey>>,
     drafts: BTreeSet<WorkerKey>,
-    /// Changes when a draft worker may have become able to take a sequence that found none.
-    draft_changes: u64,
+    /// Number of times that draft workers joined, freed blocks, stopped draining, or were meant for other
+    /// sequences: one of them may now take a sequence that found none.
+    pub(super) draft_changes: u64,
     /// By address, consecutive connections to a target that ended while answers were outstanding.
     crashes: BTreeMap<String, u32>,
     /// Addresses that an operator drains.
-    drained: BTreeSet<String>,
+    pub(super) drained: BTreeSet<String>,
     /// Workers that are no longer listed and whose connections must end.
     unlisted: BTreeSet<WorkerKey>,
-    /// Time of the first check of a target; may be early.
-    next_check: Option<Duration>,
+    /// Latest time for the next call of [`Workers::newly_silent`]; may be early.
+    pub(super) next_check: Option<Duration>,
     /// Workers whose block counts changed since they were last reported.
     changed: BTreeSet<WorkerKey>,
     /// The draft worker that left last, kept for its cost when the pool is empty.
-    last_draft: Option<(WorkerInfo, WorkerCost)>,
+    pub(super) last_draft: Option<(WorkerInfo, WorkerCost)>,
     /// The current rollout.
     rollout: Option<Rollout>,
 }
@@ -156,7 +154,7 @@ impl Workers {
             self.targets.entry(info.model_id.clone()).or_default().insert(key);
         } else {
             self.drafts.insert(key);
-            self.drafts_changed();
+            self.draft_changes += 1;
         }
         let worker = Worker {
             key,
@@ -167,7 +165,7 @@ impl Workers {
             prefilling: 0,
             compiling: 0,
             prefixes: RecentPrefixes::default(),
-            health: DraftHealth::default(),
+            draft_health: DraftHealth::default(),
             draining: Draining { by_operator: self.drained.contains(&info.address), ..Draining::default() },
             target_health: TargetHealth::new(now, crashes.min(FAILURES_TO_OPEN), !info.step_times.is_empty()),
             check_at: None,
@@ -217,41 +215,19 @@ impl Workers {
         self.workers.values()
     }
 
-    pub(super) fn role_of(&self, key: WorkerKey) -> Option<Role> {
-        self.workers.get(&key).map(|worker| worker.info.role)
-    }
-
-    /// The draft worker that left last, with its cost.
-    pub(super) fn last_draft(&self) -> Option<&(WorkerInfo, WorkerCost)> {
-        self.last_draft.as_ref()
-    }
-
     /// Whether any target serves a model.
     pub(super) fn is_served(&self, model: &str) -> bool {
         self.targets.contains_key(model)
     }
 
+    /// The targets that serve a model.
+    pub(super) fn targets_of(&self, model: &str) -> impl Iterator<Item = &Worker> {
+        self.targets.get(model).into_iter().flatten().filter_map(|key| self.workers.get(key))
+    }
+
     /// Whether every target that serves a model drains.
     pub(super) fn all_targets_drain(&self, model: &str) -> bool {
-        let is_draining = |worker: &Worker| worker.draining.is_active();
-        let mut targets =
-            self.values().filter(|worker| worker.info.role == Role::Target && worker.info.model_id == model);
-        self.is_served(model) && targets.all(is_draining)
-    }
-
-    /// Number of times that draft workers joined, freed blocks, stopped draining, or were meant for other
-    /// sequences.
-    pub(super) fn num_draft_changes(&self) -> u64 {
-        self.draft_changes
-    }
-
-    /// Records such a change.
-    pub(super) fn drafts_changed(&mut self) {
-        self.draft_changes += 1;
-    }
-
-    pub(super) fn has(&self, role: Role) -> bool {
-        self.workers.values().any(|worker| worker.info.role == role)
+        self.is_served(model) && self.targets_of(model).all(|worker| worker.draining.is_active())
     }
 
     /// Returns the workers of a sequence; `None` if it lacks one.
@@ -292,7 +268,7 @@ impl Workers {
         request: &PlacementRequest<'_>,
         target: WorkerKey,
     ) -> Option<WorkerKey> {
-        self.best_draft_of(request, target, |worker| !worker.health.is_out())
+        self.best_draft_of(request, target, |worker| !worker.draft_health.is_out())
     }
 
     fn best_draft_of(
@@ -311,7 +287,7 @@ impl Workers {
         };
         let drafts = self.drafts.iter().filter_map(|key| self.workers.get(key)).filter(fits);
         let candidates = drafts.map(|worker| Candidate {
-            is_unavailable: worker.health.access(request.now) == Access::Skip,
+            is_unavailable: worker.draft_health.access(request.now) == Access::Skip,
             ..self.candidate(worker, request)
         });
         choose_draft(candidates, target, request.task_type, request.max_len, request.avoid)
@@ -399,13 +375,12 @@ impl Workers {
 
     /// The targets of the sequence's model that may serve it.
     fn candidates<'a>(&'a self, request: &'a PlacementRequest<'_>) -> impl Iterator<Item = Candidate<'a>> {
-        let targets = self.targets.get(request.model).into_iter().flatten();
         let may_serve = |worker: &&Worker| {
             worker.info.has_window(request.max_len)
                 && !request.refused_by.contains(&worker.key)
                 && !worker.draining.is_active()
         };
-        targets.filter_map(|key| self.workers.get(key)).filter(may_serve).map(move |worker| {
+        self.targets_of(request.model).filter(may_serve).map(move |worker| {
             let is_full = !worker.has_blocks(worker.blocks_of(request.expected_len))
                 || !worker.may_prefill(request.len)
                 || (request.is_suspect && worker.suspects > 0)
@@ -434,11 +409,6 @@ impl Workers {
 }
 
 impl Worker {
-    /// KV blocks that this scheduler may reserve there, and those it has reserved.
-    pub(super) fn blocks(&self) -> (u64, u64) {
-        (self.credit, self.reserved)
-    }
-
     /// KV blocks of a sequence of `len` ids, including space for the leaves of a tree, which occupy KV until
     /// they are judged.
     fn blocks_of(&self, len: u32) -> u64 {

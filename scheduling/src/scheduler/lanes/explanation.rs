@@ -49,7 +49,7 @@ pub struct LookupExplanation {
 impl Lanes {
     pub(in crate::scheduler) fn explain(&self) -> Vec<LaneExplanation> {
         let explained = |(key, id): (&LaneKey, &LaneId)| {
-            let lane = &self.lanes[id.0 as usize];
+            let lane = self.lane(*id);
             LaneExplanation {
                 model: key.model.clone(),
                 task_type: key.task_type.clone(),

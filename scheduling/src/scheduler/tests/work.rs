@@ -75,7 +75,7 @@ fn a_round_without_a_draft_worker_does_not_look_for_one_again() {
     world.run("submit b prompt=100 max=50");
     world.run("dispatch");
     let b = world.sequences["b"];
-    let found_none_at = |world: &World| world.scheduler.sequences[&b].no_draft_since;
+    let found_none_at = |world: &World| world.scheduler.sequences[&b].found_no_draft_at;
     let full = found_none_at(&world);
     assert!(full.is_some());
     world.run("reply b t1 accept=0 at=20ms");

@@ -9,26 +9,19 @@ impl Workers {
     pub(in crate::scheduler) fn reserve_target(
         &mut self,
         request: &PlacementRequest<'_>,
-        numerics_id: Option<&str>,
     ) -> Option<Reservation> {
-        let chosen = choose_target(self.candidates(request), request.model, numerics_id, request.avoid);
+        let chosen = choose_target(self.candidates(request), request.numerics_id, request.avoid);
         self.reserve(chosen?, request)
     }
 
     /// The targets for which a sequence waits that [`Self::reserve_target`] gave none.
-    pub(in crate::scheduler) fn awaited_targets(
-        &self,
-        request: &PlacementRequest<'_>,
-        numerics_id: Option<&str>,
-    ) -> Vec<WorkerKey> {
-        awaited_targets(self.candidates(request), request.model, numerics_id)
+    pub(in crate::scheduler) fn awaited_targets(&self, request: &PlacementRequest<'_>) -> Vec<WorkerKey> {
+        awaited_targets(self.candidates(request), request.numerics_id)
     }
 
     /// Whether a target of the model other than these has capacity for a short sequence.
     pub(in crate::scheduler) fn has_capacity_beside(&self, model: &str, awaited: &[WorkerKey]) -> bool {
-        let targets = self.targets.get(model).into_iter().flatten();
-        let is_other = |key: &&WorkerKey| !awaited.contains(key);
-        let mut others = targets.filter(is_other).filter_map(|key| self.workers.get(key));
+        let mut others = self.targets_of(model).filter(|worker| !awaited.contains(&worker.key));
         others.any(|worker| {
             !worker.draining.is_active() && worker.has_blocks(worker.blocks_of(1)) && worker.may_prefill(1)
         })
@@ -36,13 +29,9 @@ impl Workers {
 
     /// Whether a suspect can get no target because each target of its numerics class, or each target if there
     /// is none of that class, runs another suspect.
-    pub(in crate::scheduler) fn all_run_suspects(
-        &self,
-        request: &PlacementRequest<'_>,
-        numerics_id: Option<&str>,
-    ) -> bool {
+    pub(in crate::scheduler) fn all_run_suspects(&self, request: &PlacementRequest<'_>) -> bool {
         let is_same = |candidate: &Candidate<'_>| {
-            numerics_id.is_none_or(|numerics_id| candidate.info.numerics_id == numerics_id)
+            request.numerics_id.is_none_or(|numerics_id| candidate.info.numerics_id == numerics_id)
         };
         let any_same = self.candidates(request).any(|candidate| is_same(&candidate));
         let mut eligible = self.candidates(request).filter(|candidate| !any_same || is_same(candidate));

@@ -49,11 +49,6 @@ impl Workers {
             .collect()
     }
 
-    /// Addresses that an operator drains.
-    pub(in crate::scheduler) fn drained(&self) -> impl Iterator<Item = &String> {
-        self.drained.iter()
-    }
-
     /// Records whether the operator lists the worker. Returns whether that changed.
     pub(in crate::scheduler) fn set_listed(&mut self, key: WorkerKey, is_listed: bool) -> bool {
         let Some(worker) = self.workers.get_mut(&key) else { return false };

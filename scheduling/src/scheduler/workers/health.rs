@@ -46,11 +46,6 @@ impl Workers {
         worker.suspects -= u32::from(std::mem::take(&mut reservation.is_suspect));
     }
 
-    /// Latest time for the next call of [`Self::newly_silent`].
-    pub(in crate::scheduler) fn next_check(&self) -> Option<Duration> {
-        self.next_check
-    }
-
     /// When the first of the targets that get no sequences now may be probed.
     pub(in crate::scheduler) fn next_probe(&self, now: Duration) -> Option<Duration> {
         self.workers.values().filter_map(|worker| worker.target_health.next_probe(now)).min()
@@ -87,8 +82,7 @@ impl Workers {
         let takes_part = |target: &&Worker| {
             target.load > 0 || !(target.draining.is_active() || target.target_health.is_silent())
         };
-        let targets = self.targets.get(model).into_iter().flatten();
-        targets.filter_map(|key| self.workers.get(key)).filter(takes_part).count() as u32
+        self.targets_of(model).filter(takes_part).count() as u32
     }
 
     /// Whether every connected target of the model refused the sequence.

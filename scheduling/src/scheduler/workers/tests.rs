@@ -25,6 +25,7 @@ fn placement_request(expected_len: u32, len: u32, marks: &PrefixMarks) -> Placem
         len,
         marks,
         max_len: expected_len,
+        numerics_id: None,
         avoid: None,
         refused_by: &[],
         awaited: &[],
@@ -37,8 +38,7 @@ fn placement_request(expected_len: u32, len: u32, marks: &PrefixMarks) -> Placem
 #[test]
 fn capacity_is_reserved_within_the_credit_and_returned() {
     let (mut workers, marks) = (with_target(), PrefixMarks::default());
-    let reserve =
-        |workers: &mut Workers, ids| workers.reserve_target(&placement_request(ids, 10, &marks), None);
+    let reserve = |workers: &mut Workers, ids| workers.reserve_target(&placement_request(ids, 10, &marks));
     let reserved = |workers: &Workers| workers.get(WorkerKey(1)).unwrap().reserved;
     let first = reserve(&mut workers, 100).unwrap();
     assert!(reserve(&mut workers, 100).is_none(), "7 + 7 blocks of 10");
@@ -75,9 +75,7 @@ fn absurd_numbers_of_a_worker_overflow_nothing() {
     workers.join(Duration::ZERO, WorkerKey(1), info);
     workers.set_credit(WorkerKey(1), u64::MAX);
     for _ in 0..3 {
-        assert!(
-            workers.reserve_target(&placement_request(u32::MAX, MAX_PREFILL_IDS / 3, &marks), None).is_some()
-        );
+        assert!(workers.reserve_target(&placement_request(u32::MAX, MAX_PREFILL_IDS / 3, &marks)).is_some());
     }
     let expected = workers.get(WorkerKey(1)).unwrap().expected_steps();
     let mut health = TargetHealth::default();
@@ -114,7 +112,7 @@ fn a_target_in_a_crash_loop_is_out_when_it_joins_until_a_sequence_succeeds() {
         let key = WorkerKey(crash);
         workers.join(Duration::ZERO, key, target());
         assert_eq!(is_out(&workers, key), crash == 4, "{crash}");
-        let mut reservation = workers.reserve_target(&placement_request(10, 10, &marks), None).unwrap();
+        let mut reservation = workers.reserve_target(&placement_request(10, 10, &marks)).unwrap();
         workers.request_sent(&mut reservation, Duration::ZERO);
         if crash == 4 {
             workers.succeeded(&mut reservation);
@@ -128,8 +126,8 @@ fn a_target_in_a_crash_loop_is_out_when_it_joins_until_a_sequence_succeeds() {
 #[test]
 fn one_sequence_may_always_run_however_long() {
     let (mut workers, marks) = (with_target(), PrefixMarks::default());
-    assert!(workers.reserve_target(&placement_request(10_000, MAX_PREFILL_IDS + 1, &marks), None).is_some());
-    assert!(workers.reserve_target(&placement_request(1, 1, &marks), None).is_none());
+    assert!(workers.reserve_target(&placement_request(10_000, MAX_PREFILL_IDS + 1, &marks)).is_some());
+    assert!(workers.reserve_target(&placement_request(1, 1, &marks)).is_none());
 }
 
 #[test]
@@ -137,11 +135,10 @@ fn prefills_under_way_at_a_target_are_bounded() {
     let (mut workers, marks) = (with_target(), PrefixMarks::default());
     workers.set_credit(WorkerKey(1), 1 << 40);
     let request = placement_request(1, MAX_PREFILL_IDS / 2, &marks);
-    let mut under_way: Vec<Reservation> =
-        std::iter::from_fn(|| workers.reserve_target(&request, None)).collect();
+    let mut under_way: Vec<Reservation> = std::iter::from_fn(|| workers.reserve_target(&request)).collect();
     assert_eq!(under_way.len(), 2);
     assert!(workers.grow_reservation(&mut under_way[0], 1));
-    assert!(workers.reserve_target(&request, None).is_some());
+    assert!(workers.reserve_target(&request).is_some());
 }
 
 #[test]
@@ -150,7 +147,7 @@ fn a_target_without_sequences_that_gets_none_shares_no_load() {
     (1..=3).for_each(|key| workers.join(Duration::ZERO, WorkerKey(key), target()));
     assert_eq!((workers.num_targets("m"), workers.num_targets("other")), (3, 0));
     let request = placement_request(10, 10, &marks);
-    let mut reservation = workers.reserve_target(&request, None).unwrap();
+    let mut reservation = workers.reserve_target(&request).unwrap();
     let key = reservation.key;
     workers.set_listed(key, false);
     assert_eq!(workers.num_targets("m"), 3, "its sequence is still there");
@@ -162,7 +159,7 @@ fn a_target_without_sequences_that_gets_none_shares_no_load() {
     workers.set_listed(key, true);
     assert_eq!(workers.num_targets("m"), 3);
     // The same for one that does not answer.
-    let mut reservation = workers.reserve_target(&request, None).unwrap();
+    let mut reservation = workers.reserve_target(&request).unwrap();
     assert_eq!(reservation.key, key);
     workers.request_sent(&mut reservation, Duration::ZERO);
     assert_eq!(workers.newly_silent(silent_at), [key]);

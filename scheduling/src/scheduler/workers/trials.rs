@@ -9,7 +9,7 @@ use crate::scheduler::pairing;
 
 /// Maximum sequences that one worker shadows for this router. Bounds the rows of its forward passes that
 /// produce no output.
-pub(in crate::scheduler) const MAX_SHADOWS: u32 = 8;
+const MAX_SHADOWS: u32 = 8;
 
 impl Workers {
     /// The current rollout.
@@ -44,11 +44,6 @@ impl Workers {
         self.values().filter(|worker| worker.info.role == Role::Draft && self.is_on_trial(worker))
     }
 
-    /// Number of sequences that the worker shadows.
-    pub(in crate::scheduler) fn shadowed_at(&self, key: WorkerKey) -> u32 {
-        self.get(key).map_or(0, |worker| worker.shadows)
-    }
-
     /// Reserves capacity to shadow a sequence that runs on `target` and has the serving draft worker
     /// `serving`.
     pub(in crate::scheduler) fn reserve_shadow(
@@ -61,14 +56,12 @@ impl Workers {
         let serving = serving.and_then(|key| self.get(key)).map(|worker| worker.info.model_id.as_str());
         let fits = |worker: &&Worker| {
             let info = &worker.info;
-            let tasks = &info.task_types;
-            let window = info.max_model_len;
             serving != Some(info.model_id.as_str())
                 && worker.shadows < MAX_SHADOWS
                 && !worker.draining.is_active()
-                && !worker.health.is_out()
-                && (window == 0 || request.max_len <= window)
-                && (tasks.is_empty() || tasks.iter().any(|task_type| task_type == request.task_type))
+                && !worker.draft_health.is_out()
+                && info.has_window(request.max_len)
+                && info.accepts_task(request.task_type)
                 && worker.has_blocks(worker.blocks_of(request.expected_len))
                 && pairing::check(info, target).is_ok()
         };

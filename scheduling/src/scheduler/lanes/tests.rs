@@ -1,7 +1,7 @@
 //! Tests of lanes: learning, policies and limits.
 
 use super::*;
-use crate::cost::{StepTimePoint, StepTimes};
+use crate::cost::StepTimes;
 use crate::scheduler::policy::DraftTokens;
 
 fn key(task_type: &str) -> LaneKey {
@@ -9,18 +9,12 @@ fn key(task_type: &str) -> LaneKey {
 }
 
 fn flat(micros: u64) -> WorkerCost {
-    WorkerCost::new(StepTimes::new(&[1, 64].map(|rows| StepTimePoint { rows, kv_tokens: 0, micros })))
+    WorkerCost::new(StepTimes::of_rows(&[(1, micros), (64, micros)]))
 }
 
 fn policy(lanes: &[(&str, LanePolicy)]) -> PolicyConfig {
     let lanes = lanes.iter().map(|(task, policy)| ((*task).to_owned(), *policy)).collect();
-    PolicyConfig {
-        draft_tokens: DraftTokens::Auto,
-        max_draft_tokens: 8,
-        tree_tokens: DraftTokens::Auto,
-        suffix_drafts: false,
-        lanes,
-    }
+    PolicyConfig { lanes, ..PolicyConfig::new(DraftTokens::Auto, 8) }
 }
 
 fn lanes(policy: PolicyConfig) -> Lanes {

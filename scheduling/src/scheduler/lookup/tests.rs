@@ -66,11 +66,9 @@ impl<'a> Asked<'a> {
 impl World {
     fn new(asked: &Asked<'_>, with_draft_worker: bool) -> Self {
         let mut policy = PolicyConfig {
-            draft_tokens: DraftTokens::Auto,
-            max_draft_tokens: 16,
             tree_tokens: DraftTokens::Fixed(0),
             suffix_drafts: asked.suffix_drafts,
-            lanes: BTreeMap::new(),
+            ..PolicyConfig::new(DraftTokens::Auto, 16)
         };
         let lane = LanePolicy { max_batch_for_speculation: asked.max_batch, ..policy.lane("") };
         policy.lanes.insert(String::new(), lane);
