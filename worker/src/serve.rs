@@ -176,6 +176,7 @@ fn load_engine(config: &WorkerConfig, role: Role) -> anyhow::Result<(Engine, Ass
                 memory_utilization: config.gpu_memory_utilization,
                 graphs: config.cuda_graphs,
                 clusters: false,
+                peer_sums: false,
                 cublaslt_min_rows: (!config.cuda_deterministic).then_some(GpuOptions::CUBLASLT_MIN_ROWS),
                 kernels: config.cuda_kernels.clone(),
             };

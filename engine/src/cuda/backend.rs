@@ -100,6 +100,8 @@ struct State<E: Executor> {
     quantized: QuantizedRows<E::Memory>,
     /// Partial results of attention's splits.
     partial: Option<Tensor<E::Memory, f32>>,
+    /// Finished blocks of attention's tiles: zeros between launches.
+    arrived: Option<Tensor<E::Memory, u32>>,
     /// One layer's keys and values that single rows of token trees attend to, and the list of tokens to copy.
     own: Option<Tensor<E::Memory, bf16>>,
     copies: StepBuffer<E::Memory, u32>,
@@ -135,6 +137,7 @@ impl<E: Executor> Gpu<E> {
             sums: None,
             quantized: QuantizedRows::EMPTY,
             partial: None,
+            arrived: None,
             own: None,
             copies: StepBuffer::default(),
         };

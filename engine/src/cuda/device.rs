@@ -31,6 +31,7 @@ use super::{CudaError, kernel_files, nvrtc};
 use crate::EngineError;
 pub(super) use driver::refused;
 use driver::{driver_version, open_context, start_driver};
+pub(super) use pinned::SharedWord;
 use pinned::{DOWNLOAD_BYTES, Staging};
 
 /// Oldest architecture that has the tensor-core instructions used by the kernels.
@@ -188,6 +189,21 @@ impl CudaDevice {
     /// Version of cuBLASLt, if it computes products of many rows.
     pub(super) fn library_version(&self) -> Option<&str> {
         self.products.as_ref().map(|products| products.blas.version())
+    }
+
+    /// Whether another device can access memory of this one.
+    pub(super) fn is_connected_to(&self, ordinal: usize) -> Result<bool, CudaError> {
+        self.pool.is_connected_to(ordinal)
+    }
+
+    /// A word of the host's memory that kernels read and write too, set to 0.
+    pub(super) fn shared_word(&self) -> Result<SharedWord, CudaError> {
+        SharedWord::new(&self.context)
+    }
+
+    /// The stream on which everything runs.
+    pub(super) fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
     }
 
     /// Gives another device read and write access to all memory of this one, as kernels and copies of NCCL

@@ -21,7 +21,7 @@ mod race_tests;
 /// Free memory of the emulated device, whatever is allocated: no larger allocation succeeds.
 pub(super) const FREE_BYTES: u64 = 900 << 20;
 
-type Run = unsafe extern "C" fn(*const c_void, *const u32, *mut *mut c_void);
+type Run = unsafe extern "C" fn(*const c_void, *const u32, *mut *mut c_void, *mut *mut c_void);
 
 /// A library of all kernels.
 pub(crate) struct Emulator {
@@ -157,13 +157,21 @@ impl Emulator {
             params.iter_mut().map(|param| std::ptr::from_mut(param).cast()).collect();
         let [x, y, z] = launch.grid;
         let shape = [x, y, z, launch.threads, launch.shared_bytes, launch.cluster];
-        let _turn = library_turn();
-        // SAFETY: the signature that the shim declares; no kernel runs while the lock is held.
-        unsafe { set_capability(self.capability) }
-        // SAFETY: the parameters are the kernel's by the contract of `launch`, and its memory is still
-        // allocated by that of `flush`.
-        unsafe { run(*entry, shape.as_ptr(), pointers.as_mut_ptr()) }
-        self.check_races(launch.kernel)
+        let mut waiting = std::ptr::null_mut();
+        loop {
+            let turn = library_turn();
+            // SAFETY: the signature that the shim declares; no kernel runs while the lock is held.
+            unsafe { set_capability(self.capability) }
+            // SAFETY: the parameters are the kernel's by the contract of `launch`, and its memory is still
+            // allocated by that of `flush`. `waiting` is null or what the last call left there.
+            unsafe { run(*entry, shape.as_ptr(), pointers.as_mut_ptr(), &raw mut waiting) }
+            if waiting.is_null() {
+                return self.check_races(launch.kernel);
+            }
+            // Other ranks launch what this kernel waits for.
+            drop(turn);
+            std::thread::yield_now();
+        }
     }
 
     /// Returns an error if the latest launch had a race.

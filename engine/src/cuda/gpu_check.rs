@@ -9,10 +9,12 @@
 mod decode;
 mod library;
 mod models;
+mod peer_sums;
 mod products;
 mod ranks;
 mod roofline;
 mod speculation;
+pub mod step_roofline;
 pub(super) mod step_work;
 mod text;
 

@@ -8,6 +8,7 @@ use super::device::CudaDevice;
 use super::numerics::Numerics;
 use super::ranks::{
     Exchange, NcclLibrary, RankMember, Ranks, SumPhases, check_loadable, connect, exchange_once, load_on,
+    use_peers,
 };
 use super::warm_up::warm_up;
 use crate::EngineError;
@@ -32,6 +33,9 @@ pub struct GpuOptions {
     /// Whether blocks of products share operands in clusters, on compute capability 9.0. Off in workers until
     /// it has run on a GPU (docs/adr/0096-clusters-share-operands.md).
     pub clusters: bool,
+    /// Whether a kernel forms short sums over ranks, if all GPUs access each other's memory. Off in workers
+    /// until it has run on several GPUs (docs/adr/0108-an-all-reduce-over-peer-pointers.md).
+    pub peer_sums: bool,
     /// Minimum number of rows of bf16 products that cuBLASLt computes. `None`: this crate's deterministic
     /// kernels compute all products.
     pub cublaslt_min_rows: Option<usize>,
@@ -44,7 +48,8 @@ impl GpuOptions {
     /// batches. From this number on it is faster on an H200 (docs/measurements/gpu.md).
     pub const CUBLASLT_MIN_ROWS: usize = 32;
 
-    /// These GPUs with a fixed size of the KV cache, deterministic products, no graphs and no clusters.
+    /// These GPUs with a fixed size of the KV cache, deterministic products, and no graphs, clusters or sums
+    /// over peer pointers.
     pub fn for_devices(ordinals: &[usize]) -> Self {
         let (memory_utilization, cublaslt_min_rows, kernels) = (None, None, None);
         Self {
@@ -52,6 +57,7 @@ impl GpuOptions {
             memory_utilization,
             graphs: false,
             clusters: false,
+            peer_sums: false,
             cublaslt_min_rows,
             kernels,
         }
@@ -91,7 +97,11 @@ pub(crate) fn load_on_gpus(
         None => devices.into_iter().map(|device| (device, None)).collect(),
         Some(library) => {
             tracing::info!(version = library.version, gpus = ordinals.len(), "nccl connects the ranks");
-            let ends = connect(&mut devices, &Arc::new(library), &barrier)?;
+            let mut ends = connect(&mut devices, &Arc::new(library), &barrier)?;
+            if gpus.peer_sums {
+                let are_used = use_peers(&mut devices, &mut ends, &barrier)?;
+                tracing::info!(are_used, "short sums over peer pointers");
+            }
             let boxed = |end| Some(Box::new(end) as Box<dyn Exchange<CudaDevice>>);
             let connected = exchange_once(devices, ends, &barrier)?;
             connected.into_iter().map(|(device, end)| (device, boxed(end))).collect()

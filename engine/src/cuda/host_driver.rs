@@ -156,7 +156,8 @@ impl HostDriver {
     }
 
     /// As [`HostDriver::for_test`], with environment variables for the second run: `OUTRIDER_HOST_DEVICES` is
-    /// the number of devices, `OUTRIDER_HOST_DRIVER_VERSION` the driver's version.
+    /// the number of devices, `OUTRIDER_HOST_DRIVER_VERSION` the driver's version, `OUTRIDER_HOST_ISOLATED` a
+    /// device that no other one reaches.
     pub fn for_test_with(name: &str, variables: &[(&str, &str)]) -> Option<Self> {
         let driver = Self::build().expect("the host's driver builds");
         if std::env::var_os(SECOND_RUN).is_some() {

@@ -50,18 +50,24 @@ impl MemoryPool {
         unsafe { sys::cuMemPoolTrimTo(self.pool, 0) }.result().map_err(refused("release freed memory"))
     }
 
-    /// Lets another device read and write all present and future memory of this pool, if the two devices are
-    /// connected.
-    pub(super) fn share_with(&self, ordinal: usize) -> Result<(), CudaError> {
+    /// Whether another device can access memory of this pool's device.
+    pub(super) fn is_connected_to(&self, ordinal: usize) -> Result<bool, CudaError> {
         let other = handle_of(ordinal)?;
         let mut connected = 0;
         // SAFETY: writes one number.
         let said = unsafe { sys::cuDeviceCanAccessPeer(&raw mut connected, other, self.device) };
         said.result().map_err(refused("report which devices are connected"))?;
-        if connected == 0 {
+        Ok(connected != 0)
+    }
+
+    /// Lets another device read and write all present and future memory of this pool, if the two devices are
+    /// connected.
+    pub(super) fn share_with(&self, ordinal: usize) -> Result<(), CudaError> {
+        if !self.is_connected_to(ordinal)? {
             tracing::warn!(from = ordinal, to = self.device, "these gpus cannot read each other's memory");
             return Ok(());
         }
+        let other = handle_of(ordinal)?;
         let location = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: other };
         let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let access = CUmemAccessDesc { location, flags };

@@ -1,6 +1,7 @@
 //! Checked kernel calls: each file is one operation and its shapes. A call that could make a kernel access
 //! memory out of bounds returns an error before the launch. No other module launches kernels.
 
+mod all_reduce;
 mod attention;
 mod blocks;
 mod candidates;
@@ -25,6 +26,7 @@ mod trees;
 
 use super::CudaError;
 use super::executor::check;
+pub(crate) use all_reduce::{AllReduce, SumMemory};
 pub(crate) use attention::{Attention, OwnBlockViews, TilingViews, check_head_dim};
 pub(crate) use blocks::Variant;
 pub(crate) use candidates::{
@@ -40,8 +42,8 @@ pub(crate) use logits::{ContextEdits, EDIT_BYTES, LogitEdit, edit_logits};
 pub(crate) use own_blocks::{OwnBlocks, own_bytes};
 pub(crate) use panels::{
     CHANNELS as TILE_CHANNELS, GemmPanels, GroupSums, INT8_PANEL_COLUMNS, INT8_TILES, InputLayout,
-    MAX_SUMS_BYTES, NUM_ALONE, PANEL_COLUMNS, PackedChannels, PanelLaunch, PanelOperands, ProductInput,
-    TILES, fits_panels, pack_fp8, pack_panels, packed_len,
+    LaunchedProduct, MAX_SUMS_BYTES, NUM_ALONE, PANEL_COLUMNS, PackedChannels, PanelLaunch, PanelOperands,
+    ProductInput, TILES, fits_panels, pack_fp8, pack_panels, packed_len,
 };
 pub(crate) use probe::{multiply_only, read_words};
 pub(crate) use random::{random_bf16, random_f32};
@@ -50,9 +52,10 @@ pub(crate) use rows::{Embedding, FinishSum, RmsNorm, Swiglu, add, add_at, take_r
 pub(crate) use score::{ScoreBuffers, ScoreRow, ScoredToken, copy_raw_rows, score, scores};
 pub(crate) use step_arrays::{Place, StepArrays};
 pub(crate) use step_buffer::{StepBuffer, capacity, ensure_capacity};
-#[cfg(test)]
-pub(crate) use tiling::count_attention;
-pub(crate) use tiling::{AttentionChunk, AttentionTile, Limits, Tiling, TilingKey, WorkItem, partial_bytes};
+pub(crate) use tiling::{
+    AttentionChunk, AttentionCounts, AttentionTile, LAST_BLOCK_SPLITS, Limits, Tiling, TilingKey, WorkItem,
+    count_attention, partial_bytes,
+};
 pub(crate) use trees::{GatherBlocks, copy_tokens};
 
 /// Largest size of a grid along y and z.

@@ -2,6 +2,7 @@
 //! GPU with `make gpu-check`. A case requires equal bits or has a tolerance, and reports the largest
 //! difference. Tolerances of tensor cores are derived (`tensor_cores`).
 
+mod all_reduce;
 mod attention;
 mod elementwise;
 mod linear;
@@ -158,7 +159,7 @@ pub(crate) fn run_all<E: Executor>(
     scale: Scale,
     mut report: impl FnMut(Parity),
 ) -> Result<(), CudaError> {
-    let groups: [Cases<E>; 8] = [
+    let groups: [Cases<E>; 9] = [
         elementwise::cases,
         linear::cases,
         panels::cases,
@@ -167,6 +168,7 @@ pub(crate) fn run_all<E: Executor>(
         sampling::cases,
         scores::cases,
         random::cases,
+        all_reduce::cases,
     ];
     for cases in groups {
         cases(executor, scale)?.into_iter().for_each(&mut report);
@@ -214,6 +216,7 @@ mod tests {
         sampling_kernels_have_no_races: sampling::cases,
         scores_have_no_races: scores::cases,
         random_weights_have_no_races: random::cases,
+        sums_over_peers_have_no_races: all_reduce::cases,
     );
 
     #[test]
@@ -262,6 +265,11 @@ mod tests {
     #[test]
     fn random_weights_equal_the_generators() {
         check(random::cases);
+    }
+
+    #[test]
+    fn sums_over_peers_are_those_of_the_tree() {
+        check(all_reduce::cases);
     }
 
     #[test]

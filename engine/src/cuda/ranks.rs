@@ -5,13 +5,15 @@
 //! reads the partial sums of all ranks and adds them in the same order, so the result does not depend on the
 //! number of ranks. Of a large sum each rank adds only its share, and the shares are gathered (`shares`),
 //! which sends fewer bytes. An [`Exchange`] puts the parts where a rank can read them: `nccl` between GPUs,
-//! `on_device` if all ranks share one memory. An exchange never adds numbers.
+//! `on_device` if all ranks share one memory. Short sums may be one kernel that also moves the parts
+//! (`peers`).
 
 mod communicator;
 mod first_exchange;
 mod library;
 mod nccl;
 mod on_device;
+mod peers;
 mod shares;
 #[cfg(test)]
 mod tests;
@@ -21,8 +23,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) use first_exchange::exchange_once;
 pub(crate) use library::NcclLibrary;
-pub(crate) use nccl::connect;
+pub(crate) use nccl::{NcclExchange, connect};
 pub(crate) use on_device::on_device;
+pub(crate) use peers::use_peers;
 pub(crate) use shares::SumPhases;
 pub(crate) use watch::{Watch, wait_watched};
 
@@ -67,6 +70,19 @@ pub(crate) trait Exchange<E: Executor>: Send + Sync {
         lens: (&[usize], Readers),
         read: Read<'_, E>,
     ) -> Result<(), EngineError>;
+
+    /// Puts the sum of `len` numbers of every rank's `part` into `sum`, in one launch, if this exchange forms
+    /// sums of this length itself. Returns whether it did, which is the same on all ranks. All ranks make
+    /// this call.
+    fn sum(
+        &self,
+        executor: &mut E,
+        (part, len): (&Tensor<E::Memory, f32>, usize),
+        sum: &mut Tensor<E::Memory, f32>,
+    ) -> Result<bool, EngineError> {
+        let _ = (executor, part, len, sum);
+        Ok(false)
+    }
 
     /// Puts `len` numbers of every rank's `part` into `out`, in order of rank. All ranks make this call.
     fn gather(
@@ -124,6 +140,10 @@ where
             let part = slot.as_ref().expect("a forward sizes rows before it uses them");
             let Scratch { sums: sums_slot, share: share_slot, .. } = &mut *scratch;
             let sums = ensure_capacity(sums_slot, executor, len, "sums over ranks")?;
+            if self.exchange.sum(executor, (part, len), sums)? {
+                std::mem::swap(slot, sums_slot);
+                return Ok(());
+            }
             let lens = vec![len; self.ranks];
             if self.phases.adds_shares(len, self.ranks) {
                 let share = len / self.ranks;

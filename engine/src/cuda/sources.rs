@@ -366,6 +366,7 @@ source!(
     ]
 );
 source!(RANKS, "ranks.cu", [kernel("sum_ranks", 256, 40), kernel("concat_ranks", 256, 40)]);
+source!(ALL_REDUCE, "all_reduce.cu", [kernel("all_reduce", 256, 80)]);
 source!(
     DRAW,
     "draw.cu",
@@ -382,7 +383,7 @@ source!(RANDOM, "random.cu", [kernel("random_bf16", 256, 32), kernel("random_f32
 source!(PROBE, "probe.cu", [kernel("read_words", 256, 48), kernel("multiply_only", 256, 64)]);
 
 /// All source files.
-pub(crate) fn all() -> [&'static Source; 21] {
+pub(crate) fn all() -> [&'static Source; 22] {
     [
         &EMBEDDING,
         &ROWS,
@@ -401,6 +402,7 @@ pub(crate) fn all() -> [&'static Source; 21] {
         &LOGITS,
         &FILTERS,
         &RANKS,
+        &ALL_REDUCE,
         &DRAW,
         &SCORE,
         &RANDOM,

@@ -63,6 +63,10 @@ fn ranks_give_equal_bits() {
     let name = "host_driver::ranks_give_equal_bits";
     let Some(driver) = HostDriver::for_test_with(name, &[("OUTRIDER_HOST_DEVICES", "4")]) else { return };
     let lines = run(&[Section::Ranks], &driver.kernels);
+    let count = |case: &str| {
+        let case = format!("{case}: logits == one rank's");
+        lines.iter().filter(|line| line.starts_with("ok") && line.contains(&case)).count()
+    };
     for case in [
         "2 shards on one device",
         "4 shards on one device, two phases",
@@ -70,10 +74,14 @@ fn ranks_give_equal_bits() {
         "nccl with 2 gpus",
         "nccl with 4 gpus",
         "nccl with 4 gpus, two phases",
+        "sums over peer pointers of 2 gpus, launched",
+        "sums over peer pointers of 4 gpus, launched",
     ] {
-        let case = format!("{case}: logits == one rank's");
-        let passed = lines.iter().filter(|line| line.starts_with("ok") && line.contains(&case)).count();
-        assert_eq!(passed, 3, "bf16, fp8 and int8: {case}: {lines:#?}");
+        assert_eq!(count(case), 3, "bf16, fp8 and int8: {case}: {lines:#?}");
+    }
+    for gpus in [2, 4] {
+        let case = format!("sums over peer pointers of {gpus} gpus, replayed");
+        assert_eq!(count(&case), 1, "bf16: {case}: {lines:#?}");
     }
 }
 

@@ -20,11 +20,14 @@ impl<E: Executor> State<E> {
         let (layer, kv, out_len) = ((layer, kv.shape.num_layers), &kv.blocks, out.len);
         let size = (rows, out_len / rows);
         let rounding = self.ensure_rounded(size)?;
-        let Self { executor, partial, own, inputs, drawing, rounded, .. } = self;
+        let Self { executor, partial, arrived, own, inputs, drawing, rounded, .. } = self;
         let (arrays, places) = (&drawing.arrays, &inputs.places);
         let tiling = inputs.tiling(arrays, TilingKey::of(layout, window));
         let partial =
             ensure_capacity(partial, executor, tiling.partial_len(layout), "partial sums of attention")?;
+        // New memory is zero, and kernels leave zeros.
+        let num_counters = tiling.arrived_len(layout);
+        let arrived = ensure_capacity(arrived, executor, num_counters, "counters of attention's blocks")?;
         let own = match tiling.own_len(layout) {
             0 => None,
             len => {
@@ -35,8 +38,22 @@ impl<E: Executor> State<E> {
         let (positions, tables) = (arrays.input(&places.positions), arrays.input(&places.tables));
         let (out, _) = out.write();
         let (address, rounded) = (out.address(), rounded.as_mut().zip(rounding));
-        Attention { qkv, positions, kv, own, tables, tiling, partial, layout, layer, window, out, rounded }
-            .launch(executor, rows)?;
+        let attention = Attention {
+            qkv,
+            positions,
+            kv,
+            own,
+            tables,
+            tiling,
+            partial,
+            arrived,
+            layout,
+            layer,
+            window,
+            out,
+            rounded,
+        };
+        attention.launch(executor, rows)?;
         self.set_rounded_source(address, size, rounding);
         Ok(())
     }

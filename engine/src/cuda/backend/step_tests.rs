@@ -316,9 +316,9 @@ fn steps_of_sequences_that_grow_are_mostly_replayed() {
 
 /// Launches of a step of one row, measured as the difference of models that differ by a layer. Without fusion
 /// a layer takes 17: two sums, two norms, four roundings, four products, rotation, KV write, attention and
-/// its merge, SwiGLU.
+/// its merge, SwiGLU. Attention merges by itself while contexts are short (`few_splits_are_merged`).
 #[test]
-fn a_layer_takes_ten_launches() {
+fn a_layer_takes_nine_launches() {
     let launches = |layers: u64| {
         let (_dir, options) = changed_config(TINY, &[("num_hidden_layers", layers)]);
         let emulator = Emulator::build();
@@ -334,5 +334,5 @@ fn a_layer_takes_ten_launches() {
     };
     let (two, three) = (launches(2), launches(3));
     println!("{two} launches with 2 layers, {three} with 3");
-    assert_eq!(three - two, 10);
+    assert_eq!(three - two, 9);
 }

@@ -1,8 +1,9 @@
 //! Pinned memory for copies to and from a device. [`StagingHalves`] decides where each copy to it begins.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, PinnedHostSlice, result};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, PinnedHostSlice, result, sys};
 
 use super::driver::refused;
 use super::{Watched, wait_until};
@@ -24,6 +25,48 @@ pub(super) struct Staging {
     /// What was read last.
     download: PinnedHostSlice<u8>,
     stream: Arc<CudaStream>,
+}
+
+/// A word of the host's memory that kernels read and write too. It must outlive them.
+#[derive(Debug)]
+pub(in crate::cuda) struct SharedWord {
+    /// Owns the memory; only accessed through `address`.
+    _pinned: PinnedHostSlice<u32>,
+    /// The address on the host and on every device, which are equal for pinned memory (unified addressing).
+    address: u64,
+}
+
+impl SharedWord {
+    /// A word that is 0.
+    pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self, CudaError> {
+        let failed = refused("take memory that kernels share with the host");
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: it is written below before anything reads it.
+        let mut pinned = unsafe { context.alloc_pinned_with_flags::<u32>(1, flags) }.map_err(&failed)?;
+        let word = pinned.as_mut_ptr().map_err(failed)?;
+        // SAFETY: the pointer is that of one allocated number.
+        unsafe { word.write(0) };
+        Ok(Self { address: word as u64, _pinned: pinned })
+    }
+
+    pub(in crate::cuda) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Its value.
+    pub(in crate::cuda) fn load(&self) -> u32 {
+        self.word().load(Ordering::Acquire)
+    }
+
+    /// Sets it to `new` if it is 0.
+    pub(in crate::cuda) fn set_if_zero(&self, new: u32) {
+        let _earlier = self.word().compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: the memory is owned by `self`, aligned to a page, and only accessed atomically from now on.
+        unsafe { AtomicU32::from_ptr(self.address as *mut u32) }
+    }
 }
 
 impl Drop for Staging {

@@ -6,6 +6,7 @@
 // pinned memory is read only then, fresh memory holds garbage, freed memory is unmapped. So a missing wait, a
 // staging buffer that is refilled too early, or uninitialized memory shows immediately as wrong numbers or a
 // crash. It cannot test speed, concurrent kernels, or undocumented behaviour of the real driver.
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -17,7 +18,7 @@
 #include <vector>
 
 extern "C" {
-void emulator_launch(void (*kernel)(void**), const uint32_t* shape, void** params);
+void emulator_launch(void (*kernel)(void**), const uint32_t* shape, void** params, emulator::Waiting** waiting);
 void* emulator_alloc(size_t bytes);
 void emulator_free(void* memory, size_t bytes);
 }
@@ -128,10 +129,11 @@ static bool run_all(Stream& stream) {
 
 using Lock = std::unique_lock<std::recursive_mutex>;
 
-// As calls that block: lets other threads put work into streams while it waits for that.
+// As calls that block: lets other threads put work into streams while it waits for that. Looks again now and
+// then, because a kernel that waits also ends by the clock, or when the host tells it to.
 template <typename IsDone>
 static void block_until(Lock& lock, Stream& stream, IsDone is_done) {
-  while (!run_until(stream, is_done)) work_added.wait(lock);
+  while (!run_until(stream, is_done)) work_added.wait_for(lock, std::chrono::milliseconds(5));
 }
 
 static void block_until_empty(Lock& lock, Stream& stream) {
@@ -272,7 +274,12 @@ int cuMemFreeAsync(uint64_t address, Stream* stream) {
 int cuDeviceGetDefaultMemPool(int** pool, int device) { return *pool = &contexts[device], SUCCESS; }
 int cuMemPoolSetAttribute(int*, int attribute, void*) { return attribute == 4 ? SUCCESS : INVALID_VALUE; }
 int cuMemPoolTrimTo(int*, size_t) { return SUCCESS; }
-int cuDeviceCanAccessPeer(int* can, int device, int peer) { return *can = device != peer, SUCCESS; }
+// OUTRIDER_HOST_ISOLATED: the number of a device that no other one reaches.
+int cuDeviceCanAccessPeer(int* can, int device, int peer) {
+  const char* isolated = std::getenv("OUTRIDER_HOST_ISOLATED");
+  const int alone = isolated ? std::atoi(isolated) : -1;
+  return *can = device != peer && device != alone && peer != alone, SUCCESS;
+}
 
 // Each description: type of the location (1: a device), its number, access (3: read and write).
 int cuMemPoolSetAccess(int* pool, const int (*descriptions)[3], size_t count) {
@@ -466,11 +473,19 @@ int cuLaunchKernel(Kernel* kernel, unsigned x, unsigned y, unsigned z, unsigned 
   ++counted.launches;
   std::vector<uint64_t> values(kernel->num_params);
   for (uint32_t i = 0; i < kernel->num_params; ++i) std::memcpy(&values[i], params[i], 8);
-  put(*stream, [=]() mutable {
+  // A kernel that waits for another device is called again until it has ended, after pauses as long as its
+  // tries: other threads need the driver too.
+  emulator::Waiting* waiting = nullptr;
+  uint64_t next_try = 0;
+  put_work(*stream, [=]() mutable {
+    const uint64_t began = nanoseconds();
+    if (waiting && began < next_try) return false;
     std::vector<void*> places;
     for (uint64_t& value : values) places.push_back(&value);
     const uint32_t shape[6] = {x, y, z, threads, shared_bytes, kernel->cluster};
-    emulator_launch(kernel->entry, shape, places.data());
+    emulator_launch(kernel->entry, shape, places.data(), &waiting);
+    next_try = 2 * nanoseconds() - began;
+    return !waiting;
   });
   return SUCCESS;
 }

@@ -23,9 +23,11 @@
 #include <map>
 #include <numeric>
 #include <sys/mman.h>
+#include <time.h>
 #include <type_traits>
 #include <ucontext.h>
 #include <utility>
+#include <vector>
 
 #define EMULATED 1
 #ifdef CHECK_RACES
@@ -134,6 +136,18 @@ static uint64_t order = 1;
 // Compute capability of the device whose tensor cores are emulated, times ten: 80, 89 or 90.
 static uint32_t capability = 90;
 
+// A launch of which some clusters wait for another launch. Only one launch runs at a time, so these clusters
+// end, and run again from their beginning when others have had a turn. To the race check a block that runs
+// again belongs to a new launch: its accesses are not compared with those of earlier tries.
+struct Waiting {
+  std::vector<uint64_t> clusters;
+  // When the launch began, by `nanoseconds`.
+  uint64_t began;
+};
+static uint64_t launch_began;
+// Whether the cluster that runs has to run again.
+static bool cluster_runs_again;
+
 EMULATOR_ONLY static uint32_t random_below(uint32_t end) {
   uint64_t x = order += 0x9e3779b97f4a7c15ull;
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
@@ -166,10 +180,14 @@ EMULATOR_ONLY static void note_region(uintptr_t at, size_t bytes) {
     regions.erase(at);
   }
 }
-EMULATOR_ONLY static void note_barrier(uint32_t rank) { races::intervals[rank] = ++races::last_interval; }
+EMULATOR_ONLY static void note_barrier(uint32_t rank) {
+  races::learn(rank);
+  races::intervals[rank] = ++races::last_interval;
+}
 EMULATOR_ONLY static void note_launch() { ++races::launch; }
 EMULATOR_ONLY static void note_begin() {
   for (uint32_t& interval : races::intervals) interval = ++races::last_interval;
+  races::forget();
   races::is_running = true;
 }
 EMULATOR_ONLY static void note_turn(uint32_t block, uint32_t rank) {
@@ -180,6 +198,8 @@ EMULATOR_ONLY static void note_end() { races::is_running = false; }
 // Records a write that the emulator makes for a thread.
 EMULATOR_ONLY static void note_write(void* to, size_t bytes) { races::touch(to, bytes, true); }
 EMULATOR_ONLY static void note_read(const void* from, size_t bytes) { races::touch((void*)from, bytes, false); }
+EMULATOR_ONLY static void note_fence() { races::fence(); }
+EMULATOR_ONLY static void note_count(const uint32_t* at) { races::count(at); }
 #else
 EMULATOR_ONLY static void note_region(uintptr_t, size_t) {}
 EMULATOR_ONLY static void note_barrier(uint32_t) {}
@@ -189,6 +209,8 @@ EMULATOR_ONLY static void note_turn(uint32_t, uint32_t) {}
 EMULATOR_ONLY static void note_end() {}
 EMULATOR_ONLY static void note_write(void*, size_t) {}
 EMULATOR_ONLY static void note_read(const void*, size_t) {}
+EMULATOR_ONLY static void note_fence() {}
+EMULATOR_ONLY static void note_count(const uint32_t*) {}
 #endif
 
 EMULATOR_ONLY static inline void start_copy(Copy copy) {
@@ -663,6 +685,15 @@ constexpr uint32_t num_params(void (*)(Args...)) {
 
 static inline void __syncthreads() { emulator::wait(emulator::block_barriers[emulator::rank()]); }
 static inline void __syncwarp() { emulator::wait(emulator::warp_barriers[emulator::warp()]); }
+static inline void __threadfence() { emulator::note_fence(); }
+// Increments a counter whose largest value is `last`, after which zero follows; returns its value before.
+// Fibers run on one thread, so it is atomic.
+EMULATOR_ONLY static inline uint32_t atomicInc(uint32_t* counter, uint32_t last) {
+  emulator::note_count(counter);
+  const uint32_t before = *counter;
+  *counter = before >= last ? 0 : before + 1;
+  return before;
+}
 template <typename T>
 static inline T __shfl_xor_sync(uint32_t, T value, uint32_t with) {
   return emulator::shuffle(value, emulator::lane() ^ with);
@@ -672,6 +703,19 @@ template <typename T>
 static inline T __shfl_up_sync(uint32_t, T value, uint32_t by) {
   return emulator::shuffle(value, emulator::lane() >= by ? emulator::lane() - by : emulator::lane());
 }
+// Accesses that order memory between devices and with the host's threads. They are not part of the race
+// check, which compares accesses of one launch.
+EMULATOR_ONLY static inline uint32_t load_acquire_system(const uint32_t* from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }
+EMULATOR_ONLY static inline void store_release_system(uint32_t* to, uint32_t x) { __atomic_store_n(to, x, __ATOMIC_RELEASE); }
+EMULATOR_ONLY static inline uint64_t nanoseconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+EMULATOR_ONLY static inline uint64_t wait_began() { return emulator::launch_began; }
+// Whether the block ends now and runs again later; see `Waiting`. What it has written until then, it writes
+// again.
+EMULATOR_ONLY static inline bool runs_again() { return emulator::cluster_runs_again = true; }
 EMULATOR_ONLY static inline uint4 load_16(const void* from) {
   emulator::check_aligned(from, 16);
   emulator::global_bytes += 16;
@@ -758,9 +802,10 @@ void emulator_order(uint64_t seed) { emulator::order = seed; }
 // Sets the compute capability whose tensor cores are emulated from now on, times ten.
 void emulator_capability(uint32_t capability) { emulator::capability = capability; }
 
-// Runs a kernel over its grid. `shape`: the grid, threads per block, bytes of dynamic shared memory per block,
-// and blocks of a cluster, which divide the grid's x.
-void emulator_launch(void (*kernel)(void**), const uint32_t* shape, void** params) {
+// Runs a kernel over its grid. `shape`: the grid, threads per block, bytes of dynamic shared memory per
+// block, and blocks of a cluster, which divide the grid's x. *waiting: null at first, and again when all
+// clusters have run. Until then the launch is to be called again, with the same parameters.
+void emulator_launch(void (*kernel)(void**), const uint32_t* shape, void** params, emulator::Waiting** waiting) {
   const uint32_t* grid = shape;
   const uint32_t threads = shape[3], shared_bytes = shape[4], cluster = shape[5];
   if (cluster > emulator::MAX_CLUSTER || cluster * threads > emulator::MAX_THREADS || grid[0] % cluster != 0) {
@@ -777,22 +822,35 @@ void emulator_launch(void (*kernel)(void**), const uint32_t* shape, void** param
   gridDim = {grid[0], grid[1], grid[2]};
   blockDim = {threads, 1, 1};
   emulator::note_launch();
-  // Visits clusters with a random stride that is coprime to their number.
-  const uint64_t clusters = (uint64_t)grid[0] * grid[1] * grid[2] / cluster;
-  uint64_t step = 1 + emulator::random_below(1u << 20);
-  while (std::gcd(step, clusters) != 1) ++step;
-  uint64_t next = emulator::random_below((uint32_t)std::min<uint64_t>(clusters, 1u << 30));
-  for (uint64_t i = 0; i < clusters; ++i) {
-    emulator::cluster_first = (uint32_t)next * cluster;
+  std::vector<uint64_t> again;
+  const auto run = [&](uint64_t number) {
+    emulator::cluster_first = (uint32_t)number * cluster;
     // Shared memory starts with garbage in every block.
     for (uint32_t rank = 0; shared_bytes && rank < cluster; ++rank) {
       std::memset(emulator::shared_of_blocks[rank], 0xa5, shared_bytes);
     }
+    emulator::cluster_runs_again = false;
     emulator::note_begin();
     emulator::run_cluster(cluster);
     emulator::note_end();
-    next = (next + step) % clusters;
+    if (emulator::cluster_runs_again) again.push_back(number);
+  };
+  emulator::launch_began = *waiting ? (*waiting)->began : nanoseconds();
+  if (*waiting) {
+    for (uint64_t number : (*waiting)->clusters) run(number);
+  } else {
+    // Visits clusters with a random stride that is coprime to their number.
+    const uint64_t clusters = (uint64_t)grid[0] * grid[1] * grid[2] / cluster;
+    uint64_t step = 1 + emulator::random_below(1u << 20);
+    while (std::gcd(step, clusters) != 1) ++step;
+    uint64_t next = emulator::random_below((uint32_t)std::min<uint64_t>(clusters, 1u << 30));
+    for (uint64_t i = 0; i < clusters; ++i) {
+      run(next);
+      next = (next + step) % clusters;
+    }
   }
+  delete *waiting;
+  *waiting = again.empty() ? nullptr : new emulator::Waiting{again, emulator::launch_began};
   for (uint32_t rank = 0; shared_bytes && rank < cluster; ++rank) {
     emulator_free(emulator::shared_of_blocks[rank], shared_bytes);
     emulator::shared_of_blocks[rank] = nullptr;

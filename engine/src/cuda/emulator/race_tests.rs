@@ -72,6 +72,35 @@ KERNEL(order_of_threads) {
   __syncthreads();
   AT = next++;
 }
+// The last of the two blocks adds what both have written. A counter is zero again after a launch.
+static unsigned counter;
+#define LAST_BLOCK(BEFORE, FENCE, THEN, IS_LAST)   \
+  __shared__ unsigned num_earlier;                 \
+  const unsigned t = threadIdx.x;                  \
+  AT = t;                                          \
+  BEFORE;                                          \
+  if (t == 0) {                                    \
+    FENCE;                                         \
+    num_earlier = atomicInc(&counter, 1);          \
+    THEN;                                          \
+  }                                                \
+  __syncthreads();                                 \
+  if (IS_LAST) AT = out[t] + out[64 + t]
+KERNEL(last_block) { LAST_BLOCK(__syncthreads(), __threadfence(), __threadfence(), num_earlier == 1); }
+KERNEL(any_block) { LAST_BLOCK(__syncthreads(), __threadfence(), __threadfence(), true); }
+KERNEL(first_block) { LAST_BLOCK(__syncthreads(), __threadfence(), __threadfence(), num_earlier == 0); }
+KERNEL(counted_without_barrier) { LAST_BLOCK((void)0, __threadfence(), __threadfence(), num_earlier == 1); }
+KERNEL(counted_without_fence) { LAST_BLOCK(__syncthreads(), (void)0, __threadfence(), num_earlier == 1); }
+KERNEL(fenced_too_soon) { LAST_BLOCK(__threadfence(); __syncthreads(), (void)0, __threadfence(), num_earlier == 1); }
+KERNEL(read_without_fence) { LAST_BLOCK(__syncthreads(), __threadfence(), (void)0, num_earlier == 1); }
+KERNEL(written_after_counting) {
+  LAST_BLOCK(__syncthreads(), __threadfence(), __threadfence(), num_earlier == 1);
+  else AT = 2 * t;
+}
+KERNEL(counter_as_number) {
+  LAST_BLOCK(__syncthreads(), __threadfence(), __threadfence(), num_earlier == 1);
+  if (t == 0) counter = 0;
+}
 static unsigned next_block;
 KERNEL(order_of_blocks) {
   const unsigned t = threadIdx.x;
@@ -111,7 +140,16 @@ kernels!(
     blocks_that_meet,
     with_barriers,
     order_of_threads,
-    order_of_blocks
+    order_of_blocks,
+    last_block,
+    any_block,
+    first_block,
+    counted_without_barrier,
+    counted_without_fence,
+    fenced_too_soon,
+    read_without_fence,
+    written_after_counting,
+    counter_as_number
 );
 
 /// Runs a kernel of two blocks; returns its output, or the error.
@@ -135,6 +173,14 @@ fn planted_races_are_found() {
         (&copied_by_another, "a read beside a write"),
         (&blocks_that_meet, "two writes"),
         (&order_of_threads, "beside a"),
+        (&any_block, "a write beside a read"),
+        (&first_block, "a write beside a read"),
+        (&counted_without_barrier, "a read beside a write"),
+        (&counted_without_fence, "a read beside a write"),
+        (&fenced_too_soon, "a read beside a write"),
+        (&read_without_fence, "a read beside a write"),
+        (&written_after_counting, "a read beside a write"),
+        (&counter_as_number, "an access beside a count"),
     ] {
         for order in 0..8 {
             emulator.order(order);
@@ -146,6 +192,21 @@ fn planted_races_are_found() {
         // A race is reported only once.
         assert!(run(&mut emulator, &with_barriers).is_ok(), "after {}", kernel.name);
     }
+}
+
+/// The last block may read what the others wrote, whichever it is, launch after launch.
+#[test]
+fn a_counter_with_fences_orders_blocks() {
+    let mut emulator = Emulator::of(&text(), Check::Races);
+    let mut last = std::collections::BTreeSet::new();
+    for order in 0..8 {
+        emulator.order(order);
+        let out = run(&mut emulator, &last_block).unwrap();
+        let of_block = |block: usize| (0..64).all(|t| out[block * 64 + t] == 2 * t as u32);
+        assert!(of_block(0) != of_block(1), "one block adds: {out:?}");
+        last.insert(of_block(0));
+    }
+    assert_eq!(last.len(), 2, "either block is the last one in some order");
 }
 
 #[test]

@@ -3,9 +3,16 @@
 // access a byte between the same two barriers, or two blocks of a launch access it, and at least one access
 // is a write: on a GPU the order is undefined. Shuffles and tensor-core instructions do not order memory
 // accesses here, as on a GPU.
+//
+// Blocks of a launch are ordered by counters (`count`), as the PTX memory model orders them by a chain of
+// atomic operations with fences. A thread that fences and then increments a counter publishes what its block
+// accessed before the block's latest barrier. A thread that increments the counter later and then fences has
+// found all that was published at it; its block knows that from its next barrier on. A counter is accessed by
+// nothing else in a launch. Whatever this does not cover is reported, even if a GPU would order it.
 #pragma once
 
 #include <unordered_map>
+#include <vector>
 
 namespace emulator {
 
@@ -28,6 +35,8 @@ struct Access {
 };
 struct Byte {
   Access read, written;
+  // The latest increment of the counter that has this byte.
+  Access counted;
   // Whether more than one block of the launch has read it.
   bool read_by_several = false;
 };
@@ -46,6 +55,31 @@ static Page* near_pages[NEAR];
 // The block that runs, its place in the cluster, and the interval of each block of the cluster.
 static uint32_t last_interval = 1, launch = 0, block = 0, rank = 0;
 static uint32_t intervals[MAX_CLUSTER];
+
+// What a block accessed before one of its intervals.
+struct Published {
+  uint32_t block, before;
+};
+// What was published at a counter in a launch.
+struct Counter {
+  uint32_t launch = 0;
+  std::vector<Published> published;
+};
+constexpr uint32_t NOBODY = ~0u;
+// What a block of the cluster knows of other blocks.
+struct Knowledge {
+  // The thread that fenced latest, and when.
+  uint32_t fencer = NOBODY, fenced_in = 0;
+  // The thread that incremented a counter since the latest barrier, what it found there, and whether it has
+  // fenced since.
+  uint32_t finder = NOBODY;
+  bool has_fenced = false;
+  std::vector<Published> found;
+  // For each other block the interval before which its accesses are known to be complete.
+  std::unordered_map<uint32_t, uint32_t> complete_before;
+};
+static std::unordered_map<uintptr_t, Counter>& counters = *new std::unordered_map<uintptr_t, Counter>;
+static Knowledge* const knowledge = new Knowledge[MAX_CLUSTER];
 // Whether a kernel is running; only then are accesses checked.
 static bool is_running = false;
 static char found[256];
@@ -74,9 +108,16 @@ EMULATOR_ONLY static void report(const char* what, uintptr_t at, const Access& o
                 (unsigned long)at, current, block, by, other.block);
 }
 
+// Whether an access of another block is known to be complete.
+EMULATOR_INLINE static bool is_complete(const Access& other) {
+  const auto& known = knowledge[rank].complete_before;
+  const auto found = known.find(other.block);
+  return found != known.end() && other.interval < found->second;
+}
+
 EMULATOR_INLINE static bool conflicts(const Access& other, bool common) {
   if (other.launch != launch) return false;
-  if (other.block != block) return common;
+  if (other.block != block) return common && !is_complete(other);
   return other.interval == intervals[rank] && other.thread != current;
 }
 
@@ -91,6 +132,7 @@ EMULATOR_ONLY static void touch(void* address, size_t bytes, bool writes) {
     if (at % PAGE == 0) of_page = &page_of(at);
     Page& page = *of_page;
     Byte& byte = page.bytes[at % PAGE];
+    if (byte.counted.launch == launch) report("an access beside a count", at, byte.counted);
     if (conflicts(byte.written, page.is_device_memory)) report(writes ? "two writes" : "a read beside a write", at, byte.written);
     const bool same_launch = byte.read.launch == launch;
     if (writes) {
@@ -106,6 +148,63 @@ EMULATOR_ONLY static void touch(void* address, size_t bytes, bool writes) {
     if (by_several) byte.read.thread = SEVERAL;
   }
   is_running = true;
+}
+
+// A fence of the current thread.
+EMULATOR_ONLY static void fence() {
+  Knowledge& mine = knowledge[rank];
+  mine.fencer = current;
+  mine.fenced_in = intervals[rank];
+  mine.has_fenced |= mine.finder == current;
+}
+
+// The current thread increments a counter.
+EMULATOR_ONLY static void count(const uint32_t* at) {
+  is_running = false;
+  const uintptr_t first = (uintptr_t)at;
+  for (uintptr_t i = first; i < first + sizeof(*at); ++i) {
+    Byte& byte = page_of(i).bytes[i % PAGE];
+    for (const Access* other : {&byte.read, &byte.written}) {
+      if (other->launch == launch) report("a count beside an access", i, *other);
+    }
+    byte.counted = {intervals[rank], launch, block, (uint16_t)current};
+  }
+  Knowledge& mine = knowledge[rank];
+  Counter& counter = counters[first];
+  if (counter.launch != launch) counter = {launch, {}};
+  mine.finder = current;
+  mine.has_fenced = false;
+  mine.found = counter.published;
+  const bool publishes = mine.fencer == current && mine.fenced_in == intervals[rank];
+  if (publishes) counter.published.push_back({block, intervals[rank]});
+  is_running = true;
+}
+
+// A barrier of a block of the cluster: all its threads learn what one of them has found.
+EMULATOR_ONLY static void learn(uint32_t of) {
+  Knowledge& mine = knowledge[of];
+  if (mine.finder == NOBODY) return;
+  const bool was_running = is_running;
+  is_running = false;
+  for (size_t i = 0; mine.has_fenced && i < mine.found.size(); ++i) {
+    uint32_t& before = mine.complete_before[mine.found[i].block];
+    before = mine.found[i].before > before ? mine.found[i].before : before;
+  }
+  mine.found.clear();
+  mine.finder = NOBODY;
+  mine.has_fenced = false;
+  is_running = was_running;
+}
+
+// The blocks of a cluster begin.
+EMULATOR_ONLY static void forget() {
+  for (uint32_t of = 0; of < MAX_CLUSTER; ++of) {
+    Knowledge& mine = knowledge[of];
+    mine.fencer = mine.finder = NOBODY;
+    mine.has_fenced = false;
+    mine.found.clear();
+    mine.complete_before.clear();
+  }
 }
 
 }  // namespace races

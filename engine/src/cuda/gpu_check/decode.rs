@@ -3,6 +3,7 @@
 //! serving.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use speculation::{SequenceSpec, TokenId};
@@ -23,7 +24,7 @@ pub(super) struct Shape {
 }
 
 pub(super) const LLAMA_8B: &str = include_str!("shapes/llama-3-8b.json");
-const LLAMA_70B: &str = include_str!("shapes/llama-3-70b.json");
+pub(super) const LLAMA_70B: &str = include_str!("shapes/llama-3-70b.json");
 /// A draft for the models above.
 pub(super) const LLAMA_1B: &str = include_str!("shapes/llama-3.2-1b.json");
 /// For dry runs.
@@ -110,9 +111,11 @@ fn report_deterministic_cost(found: &[(Mode, Vec<(String, f64)>)], report: &mut 
     }
 }
 
-/// Writes a config.json to a temporary file.
+/// Writes a config.json to a temporary file that no other call uses.
 pub(super) fn write_config(config: &str, name: &str) -> Result<PathBuf, EngineError> {
-    let file = format!("outrider-gpu-check-{}-{name}.json", std::process::id());
+    static NUM_FILES: AtomicU64 = AtomicU64::new(0);
+    let number = NUM_FILES.fetch_add(1, Ordering::Relaxed);
+    let file = format!("outrider-gpu-check-{}-{number}-{name}.json", std::process::id());
     let path = std::env::temp_dir().join(file);
     match std::fs::write(&path, config) {
         Ok(()) => Ok(path),

@@ -1,9 +1,10 @@
 //! A model on several ranks with the available GPUs, against the same model on one rank: equal logits, bit
-//! for bit.
+//! for bit. Sums over peer pointers are timed against NCCL.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::peer_sums::peer_sums;
 use super::{CheckTarget, Report};
 use crate::collective::RankBarrier;
 use crate::cuda::numerics::Numerics;
@@ -12,11 +13,15 @@ use crate::cuda::whole_model::{options, run};
 use crate::cuda::{CudaDevice, GpuOptions};
 use crate::{Engine, EngineError, LoadOptions, WeightFormat};
 
+/// Runs until every step was replayed: launched while buffers grow, launched, captured, replayed.
+const RUNS_WITH_REPLAYS: usize = 4;
+
 /// Timeout for other ranks in these short runs.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Two and four shards on one device, one rank with NCCL, and 2, 4 and 8 ranks if there are as many GPUs,
-/// those of more than two also with sums in two phases. Reports what cannot run on this machine.
+/// those of more than two also with sums in two phases, and those that access each other's memory with short
+/// sums over peer pointers, launched and replayed. Reports what cannot run on this machine.
 pub(super) fn ranks(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
     let gpus = CudaDevice::count()?;
     let library = NcclLibrary::load();
@@ -24,34 +29,60 @@ pub(super) fn ranks(target: &CheckTarget, report: &mut Report<'_>) -> Result<(),
         Ok(nccl) => report.say(format!("nccl is version {}", nccl.version)),
         Err(error) => report.skipped("nccl with 1 rank", error),
     }
+    let counts: Vec<usize> = [2, 4, 8].into_iter().filter(|count| *count <= gpus).collect();
+    let mut over_peers = Vec::new();
+    for &count in &counts {
+        if library.is_ok() && peer_sums(target, count, report)? {
+            over_peers.push(count);
+        }
+    }
     for weights in [WeightFormat::Bf16, WeightFormat::Fp8, WeightFormat::Int8] {
         let options = options(target.pair.1.clone(), weights);
         let expected = run(&mut Engine::load_on_cuda(&options, &target.gpus())?)?;
-        let mut judge = |case: &str, engine: Result<Engine, EngineError>| -> Result<(), EngineError> {
-            let is_good = run(&mut engine?)? == expected;
+        let mut judge = |case: &str, runs: usize, engine: Result<Engine, EngineError>| {
+            let (mut engine, mut is_good) = (engine?, true);
+            for _ in 0..runs {
+                is_good &= run(&mut engine)? == expected;
+            }
             report.check(is_good, format!("{weights:?}, {case}: logits == one rank's"));
-            Ok(())
+            Ok::<(), EngineError>(())
         };
-        judge("2 shards on one device", on_one_device(&options, target, (2, SumPhases::BY_SIZE)))?;
+        judge("2 shards on one device", 1, on_one_device(&options, target, (2, SumPhases::BY_SIZE)))?;
         // Two phases need more than two ranks.
         judge(
             "4 shards on one device, two phases",
+            1,
             on_one_device(&options, target, (4, SumPhases::ALWAYS_TWO)),
         )?;
         if library.is_ok() {
-            judge("nccl with 1 rank", by_nccl(&options, target, &[target.ordinal]))?;
+            judge("nccl with 1 rank", 1, by_nccl(&options, target, &[target.ordinal]))?;
         }
-        for count in [2, 4, 8].into_iter().filter(|count| *count <= gpus) {
+        for &count in &counts {
             let ordinals: Vec<usize> = (0..count).collect();
             let all = GpuOptions { ordinals: ordinals.clone(), ..target.gpus() };
-            judge(&format!("nccl with {count} gpus"), Engine::load_on_cuda(&options, &all))?;
+            judge(&format!("nccl with {count} gpus"), 1, Engine::load_on_cuda(&options, &all))?;
             if count > 2 {
-                judge(&format!("nccl with {count} gpus, two phases"), by_nccl(&options, target, &ordinals))?;
+                let engine = by_nccl(&options, target, &ordinals);
+                judge(&format!("nccl with {count} gpus, two phases"), 1, engine)?;
+            }
+            if !over_peers.contains(&count) {
+                continue;
+            }
+            let gpus = GpuOptions { peer_sums: true, ..all };
+            let case = format!("sums over peer pointers of {count} gpus");
+            judge(&format!("{case}, launched"), 1, Engine::load_on_cuda(&options, &gpus))?;
+            // The sums are the same ones for every format.
+            if weights == WeightFormat::Bf16 {
+                let gpus = GpuOptions { graphs: true, ..gpus };
+                let engine = Engine::load_on_cuda(&options, &gpus);
+                judge(&format!("{case}, replayed"), RUNS_WITH_REPLAYS, engine)?;
             }
         }
     }
     if gpus < 2 {
-        report.skipped("nccl with 2 or more gpus", format!("the driver shows {gpus}"));
+        let why = format!("the driver shows {gpus}");
+        report.skipped("nccl with 2 or more gpus", &why);
+        report.skipped("sums over peer pointers", &why);
     }
     Ok(())
 }

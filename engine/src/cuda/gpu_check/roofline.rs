@@ -56,18 +56,18 @@ impl Sizes {
 }
 
 /// One timed case.
-struct Case {
-    name: String,
-    shape: StepShape,
+pub(super) struct Case {
+    pub(super) name: String,
+    pub(super) shape: StepShape,
     /// Number of drawn rows of each sequence: all of them, or the last.
-    drawn_of_each: usize,
-    top_p: f32,
-    aim: f64,
+    pub(super) drawn_of_each: usize,
+    pub(super) top_p: f32,
+    pub(super) aim: f64,
 }
 
 impl Case {
     /// A decode or verify step, which draws every row.
-    fn step(shape: StepShape, top_p: f32) -> Self {
+    pub(super) fn step(shape: StepShape, top_p: f32) -> Self {
         let StepShape { sequences, rows_of_each, context } = shape;
         let filter = if top_p < 1.0 { ", top-p" } else { "" };
         let name = format!("{sequences} x {rows_of_each} rows behind {context}{filter}");
@@ -94,9 +94,14 @@ impl Case {
         ]
     }
 
-    fn drawn(&self) -> usize {
+    pub(super) fn drawn(&self) -> usize {
         self.shape.sequences * self.drawn_of_each
     }
+}
+
+/// All cases of a full run.
+pub(super) fn full_cases() -> Vec<Case> {
+    FULL.contexts.iter().flat_map(|&context| Case::of_context(&FULL, context)).collect()
 }
 
 /// See the module documentation.
@@ -216,35 +221,8 @@ impl Steps {
 
     /// Seconds of one call. Removes the rows that it appended.
     fn run(&mut self, case: &Case) -> Result<f64, EngineError> {
-        let StepShape { sequences, rows_of_each, context } = case.shape;
-        let drawn = case.drawn_of_each;
-        let ids: Vec<TokenId> = vec![7; rows_of_each];
-        let before: Vec<TokenId> = vec![7; context + rows_of_each - drawn + 1];
-        // Random weights give nearly equal logits. A low temperature makes the nucleus as small as a trained
-        // model's.
-        let temperature = if case.top_p < 1.0 { 0.05 } else { 1.0 };
-        let sampling = SamplingParams { top_p: case.top_p, temperature, ..SamplingParams::default() };
-        let spec = SequenceSpec { max_len: u32::MAX, sampling, ..SequenceSpec::default() };
-        let vocab_size = self.engine.info().vocab_size;
-        let slots = &self.slots[..sequences];
-        let rows = |&slot: &SlotId| SequenceRows { slot, token_ids: &ids, num_logits: drawn };
-        let batch: Vec<SequenceRows<'_>> = slots.iter().map(rows).collect();
-        let suffix = &ids[..drawn - 1];
-        let request = DrawRequest {
-            spec: &spec,
-            prefix: &before,
-            suffix,
-            vocab_size,
-            logprobs: None,
-            prompt: None,
-            candidate_rows: 0,
-        };
-        let requests = vec![Some(request); sequences];
-        let start = Instant::now();
-        self.engine.forward_and_draw(&batch, &requests)?;
-        let seconds = start.elapsed().as_secs_f64();
-        slots.iter().for_each(|&slot| self.engine.truncate(slot, context as u32));
-        Ok(seconds)
+        let slots = &self.slots[..case.shape.sequences];
+        run_case(&mut self.engine, slots, case)
     }
 
     fn time_case(&mut self, case: &Case, report: &mut Report<'_>) -> Result<(), EngineError> {
@@ -265,6 +243,39 @@ impl Steps {
         }
         Ok(())
     }
+}
+
+/// Seconds of one call of a case whose sequences, as long as its context, are `slots`. Removes the rows that
+/// it appended.
+pub(super) fn run_case(engine: &mut Engine, slots: &[SlotId], case: &Case) -> Result<f64, EngineError> {
+    let StepShape { sequences, rows_of_each, context } = case.shape;
+    let drawn = case.drawn_of_each;
+    let ids: Vec<TokenId> = vec![7; rows_of_each];
+    let before: Vec<TokenId> = vec![7; context + rows_of_each - drawn + 1];
+    // Random weights give nearly equal logits. A low temperature makes the nucleus as small as a trained
+    // model's.
+    let temperature = if case.top_p < 1.0 { 0.05 } else { 1.0 };
+    let sampling = SamplingParams { top_p: case.top_p, temperature, ..SamplingParams::default() };
+    let spec = SequenceSpec { max_len: u32::MAX, sampling, ..SequenceSpec::default() };
+    let vocab_size = engine.info().vocab_size;
+    let rows = |&slot: &SlotId| SequenceRows { slot, token_ids: &ids, num_logits: drawn };
+    let batch: Vec<SequenceRows<'_>> = slots.iter().map(rows).collect();
+    let suffix = &ids[..drawn - 1];
+    let request = DrawRequest {
+        spec: &spec,
+        prefix: &before,
+        suffix,
+        vocab_size,
+        logprobs: None,
+        prompt: None,
+        candidate_rows: 0,
+    };
+    let requests = vec![Some(request); sequences];
+    let start = Instant::now();
+    engine.forward_and_draw(&batch, &requests)?;
+    let seconds = start.elapsed().as_secs_f64();
+    slots.iter().for_each(|&slot| engine.truncate(slot, context as u32));
+    Ok(seconds)
 }
 
 fn share_line(case: &str, seconds: f64, ideal: f64, aim: f64) -> String {
@@ -288,12 +299,7 @@ mod tests {
 
     #[test]
     fn a_full_run_has_every_case() {
-        let names: Vec<String> = FULL
-            .contexts
-            .iter()
-            .flat_map(|&context| Case::of_context(&FULL, context))
-            .map(|case| case.name)
-            .collect();
+        let names: Vec<String> = full_cases().into_iter().map(|case| case.name).collect();
         for context in ["128", "8192", "32768"] {
             for step in ["1 x 1 rows", "8 x 5 rows", "32 x 5 rows", "prompt of 2048 rows"] {
                 assert!(names.contains(&format!("{step} behind {context}")), "{names:?}");

@@ -10,7 +10,7 @@ pub(crate) struct Rates {
 
 /// H100 SXM.
 pub(crate) const H100: Rates = Rates { bytes: 3.35e12, operations: 9.89e14 };
-const H200: Rates = Rates { bytes: 4.8e12, operations: 9.89e14 };
+pub(super) const H200: Rates = Rates { bytes: 4.8e12, operations: 9.89e14 };
 
 /// Rates of a device by the name that its driver reports; `None` if its data sheet is not listed. The PCIe
 /// and NVL variants of the H100 have other rates and other names.
@@ -47,10 +47,19 @@ pub(crate) struct StepWork {
 impl StepWork {
     /// Seconds: bf16 weights and KV read once, or all multiplications, whichever takes longer.
     pub(crate) fn ideal(&self, rates: Rates) -> f64 {
+        let bytes = self.weight_bytes() + self.kv_bytes;
+        (bytes / rates.bytes).max(self.operations() / rates.operations)
+    }
+
+    /// Bytes of the weights in bf16.
+    pub(super) fn weight_bytes(&self) -> f64 {
+        2.0 * (self.layer_weights + self.vocabulary_weights)
+    }
+
+    /// Operations of products and of attention.
+    pub(super) fn operations(&self) -> f64 {
         let products = self.layer_weights * self.rows as f64 + self.vocabulary_weights * self.drawn as f64;
-        let bytes = 2.0 * (self.layer_weights + self.vocabulary_weights) + self.kv_bytes;
-        let operations = 2.0 * products + self.attention_operations;
-        (bytes / rates.bytes).max(operations / rates.operations)
+        2.0 * products + self.attention_operations
     }
 }
 
@@ -75,6 +84,18 @@ impl ModelSize {
         let of_layer = hidden * (2.0 * query_width + 2.0 * kv_width + 3.0 * inner);
         let vocabulary_weights = number("vocab_size") * hidden;
         Self { layers, query_width, kv_width, layer_weights: layers * of_layer, vocabulary_weights }
+    }
+
+    /// The part of one of `ranks` ranks, a divisor of the numbers of heads.
+    pub(super) fn of_rank(self, ranks: usize) -> Self {
+        let part = |whole: f64| whole / ranks as f64;
+        Self {
+            layers: self.layers,
+            query_width: part(self.query_width),
+            kv_width: part(self.kv_width),
+            layer_weights: part(self.layer_weights),
+            vocabulary_weights: part(self.vocabulary_weights),
+        }
     }
 
     pub(super) fn work(&self, shape: StepShape, drawn: usize) -> StepWork {

@@ -8,9 +8,10 @@
 //
 // Keys are cut at fixed absolute positions into splits of 128. A warp processes a split for 16 queries as
 // FlashAttention-2 does (Dao 2023, arXiv 2307.08691): steps of 64 keys in order, rescaled by the running
-// maximum. `attention_merge` combines a row's splits: each is weighted relative to the row's highest score;
-// splits i, i + 8, i + 16 .. are added in order, and the contract's tree adds the eight sums. So several
-// warps may share the splits, and a row's bits depend on its position alone. K and V are multiplied as
+// maximum. A merge combines a row's splits: each is weighted relative to the row's highest score; splits
+// i, i + 8, i + 16 .. are added in order, and the contract's tree adds the eight sums. So several warps may
+// share the splits, and a row's bits depend on its position alone. If a tile has few splits, the block that
+// finishes it last merges them; otherwise a launch of `attention_merge` does. K and V are multiplied as
 // stored. Queries and probabilities are each split into two bf16 (x = high + low, about 16 bits), so that
 // both products match f32 products to about 2^-16. A key block outside a query's range adds exactly zero, so
 // the other queries of a tile do not affect it. Twin: parity/attention/exact.rs, within its bound.
@@ -31,6 +32,8 @@
 #define STEP_BLOCKS 4u
 // Maximum number of splits in a run.
 #define RUN 8
+// Maximum number of splits of a tile that its last block merges.
+#define LAST_BLOCK_SPLITS 16
 
 // One tile of queries; written by `ops/attention.rs`.
 struct AttentionTile {
@@ -41,6 +44,7 @@ struct AttentionTile {
   u32 end_key;      // one past the largest such key
   u32 first_part;   // index of its first partial result; there is one per query and split
   u32 part_stride;  // partial results per split: queries of the tile, or of the tile that contains it
+  u32 num_runs;     // blocks per KV head that share the tile, the last of which merges; 0: none of them merges
 };
 
 // Flag in a block table: the block is in `own`, not in `kv`. Such blocks are numbered over the whole pass.
@@ -296,14 +300,155 @@ struct SplitOfWarp {
   }
 };
 
+// Where the result of one query goes, as four neighbouring numbers of each lane.
+struct Merged {
+  float* out;
+  bf16* rounded;
+  u32 row, column, width, panels;
+
+  // Query `query` of the block's KV head.
+  __device__ __forceinline__ Merged(float* out, bf16* rounded, u32 query, u32 group, u32 head_dim, u32 panels)
+      : rounded(rounded), row(query / group), width(gridDim.y * group * head_dim), panels(panels) {
+    column = (blockIdx.y * group + query % group) * head_dim;
+    this->out = out + (u64)row * width + column;
+  }
+  __device__ __forceinline__ void write(u32 i, float a, float b, float c, float d) const {
+    *(uint4*)(out + i) = make_uint4(__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d));
+    if (rounded) write_input(rounded, row, column + i, width, panels, a, b, c, d);
+  }
+};
+
+// Number of sums that the contract's tree adds; split i goes to sum i % SUMS.
+constexpr u32 SUMS = 8;
+constexpr u32 MAX_HEAD_DIM = 128;
+// Head dimensions per lane.
+constexpr u32 LANE_DIMS = MAX_HEAD_DIM / WARP;
+
+// Running sum of the splits that belong to one of the SUMS sums, in order: four neighbouring values per lane.
+struct SplitSum {
+  float sum;
+  float values[LANE_DIMS];
+
+  // `four_values` are the lane's values of a split.
+  __device__ __forceinline__ void add(const float* four_values, float weight, float part_sum, bool exists) {
+    const float kept = exists ? weight : 0.0f;
+    sum = fmaf(exists ? part_sum : 0.0f, kept, sum);
+    const uint4 four = *(const uint4*)four_values;
+    values[0] = fmaf(exists ? __uint_as_float(four.x) : 0.0f, kept, values[0]);
+    values[1] = fmaf(exists ? __uint_as_float(four.y) : 0.0f, kept, values[1]);
+    values[2] = fmaf(exists ? __uint_as_float(four.z) : 0.0f, kept, values[2]);
+    values[3] = fmaf(exists ? __uint_as_float(four.w) : 0.0f, kept, values[3]);
+  }
+
+  // A node of the contract's tree.
+  __device__ __forceinline__ SplitSum operator+(const SplitSum& other) const {
+    SplitSum both;
+    both.sum = sum + other.sum;
+#pragma unroll
+    for (u32 j = 0; j < LANE_DIMS; ++j) both.values[j] = values[j] + other.values[j];
+    return both;
+  }
+};
+
+// Range of the splits that a row needs.
+struct SplitRange {
+  u32 first, end;
+  __device__ __forceinline__ SplitRange(u32 position, u32 window) {
+    const u32 len = position + 1;
+    first = window != 0 && len > window ? (len - window) / SPLIT_KEYS : 0;
+    end = (len + SPLIT_KEYS - 1) / SPLIT_KEYS;
+  }
+};
+
+// Whether this block is the last of the `blocks` blocks of a launch that call this with one counter, which is
+// zero before and after the launch. If so, it may read what the others wrote to global memory before they
+// called. The counter is incremented by atomics only.
+__device__ __forceinline__ bool is_last_block(u32* counter, u32 blocks) {
+  __shared__ u32 num_earlier;
+  __syncthreads();
+  if (blocks == 1) return true;
+  if (threadIdx.x == 0) {
+    __threadfence();
+    num_earlier = atomicInc(counter, blocks - 1);  // the last one sets it to zero
+    __threadfence();
+  }
+  __syncthreads();
+  return num_earlier == blocks - 1;
+}
+
+// Merges the splits of a tile. All blocks of the tile have written their partial results, each of which is
+// copied to shared memory once; copies for as many queries as fit are in flight together. A thread then
+// merges four neighbouring values of a query. It computes one sum at a time: few registers, and the bits of
+// `attention_merge`. `memory` holds STAGES steps, which nothing else uses any more.
+template <int HEAD_DIM, u32 WARPS>
+__device__ __forceinline__ void merge_tile(uint4* memory, const float* partial, const u32* positions,
+                                           const AttentionTile& tile, u32 group, u32 window, float* out, bf16* rounded,
+                                           u32 panels) {
+  // Numbers of a partial result, and chunks of 16 bytes.
+  constexpr u32 LEN = HEAD_DIM + 4, CHUNKS = LEN / 4;
+  constexpr u32 MAX_PARTS = STAGES<WARPS> * STEP_BLOCKS * Stage<HEAD_DIM>::CHUNKS / CHUNKS;
+  static_assert(MAX_PARTS >= LAST_BLOCK_SPLITS, "all splits of a query fit in shared memory");
+  const u32 first_split = tile.first_key / SPLIT_KEYS;
+  const u32 splits = (tile.end_key + SPLIT_KEYS - 1) / SPLIT_KEYS - first_split;
+  const u32 at_once = MAX_PARTS / splits;
+#pragma unroll 1
+  for (u32 begin = 0; begin < tile.num_queries; begin += at_once) {
+    const u32 end = min(begin + at_once, tile.num_queries);
+#pragma unroll 1
+    for (u32 q = begin + threadIdx.x / WARP; q < end; q += WARPS) {
+#pragma unroll 1
+      for (u32 split = 0; split < splits; ++split) {
+        const u64 part = part_of(tile, first_split + split, q, gridDim.y, blockIdx.y);
+        const uint4* const from = (const uint4*)(partial + part * LEN);
+        uint4* const to = memory + ((q - begin) * splits + split) * CHUNKS;
+#pragma unroll
+        for (u32 i = threadIdx.x % WARP; i < CHUNKS; i += WARP) cp_async_16(to + i, from + i, true);
+      }
+    }
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncthreads();
+    constexpr u32 LANES = HEAD_DIM / LANE_DIMS;
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < (end - begin) * LANES; i += WARPS * WARP) {
+      const u32 column = i % LANES * LANE_DIMS, query = tile.first_query + begin + i / LANES;
+      const SplitRange needed(positions[query / group], window);
+      const float* const parts = (const float*)(memory + i / LANES * splits * CHUNKS);
+      float maximum = NEG_INF;
+#pragma unroll 1
+      for (u32 split = needed.first; split < needed.end; ++split) {
+        const float other = parts[(split - first_split) * LEN + HEAD_DIM];
+        maximum = other > maximum ? other : maximum;
+      }
+      auto sum = [&](u32 number) {
+        SplitSum splits_in_order = {};
+#pragma unroll 1
+        for (u32 split = needed.first + (number - needed.first) % SUMS; split < needed.end; split += SUMS) {
+          const float* const part = parts + (split - first_split) * LEN;
+          splits_in_order.add(part + column, exp_f32(part[HEAD_DIM] - maximum), part[HEAD_DIM + 1], true);
+        }
+        return splits_in_order;
+      };
+      const SplitSum all = ((sum(0) + sum(1)) + (sum(2) + sum(3))) + ((sum(4) + sum(5)) + (sum(6) + sum(7)));
+      const Merged to(out, rounded, query, group, HEAD_DIM, panels);
+      to.write(column, all.values[0] / all.sum, all.values[1] / all.sum, all.values[2] / all.sum, all.values[3] / all.sum);
+    }
+    // All threads have read these partial results, which the next copies overwrite.
+    __syncthreads();
+  }
+}
+
 // partial [parts][kv_heads][part_len] f32. own [blocks][kv_heads][K: 16 x HEAD_DIM | V: HEAD_DIM x 16] bf16:
 // blocks of single tree rows, of this layer, from block `first_own` of the pass on. Dynamic shared memory:
 // STAGES steps. Grid (work, kv_heads), WARPS warps: tiles have up to 16 * WARPS queries.
+// If tiles are merged here: arrived [tiles][kv_heads], zero before and after the launch -> out, rounded as
+// those of attention_merge.
 template <int HEAD_DIM, u32 WARPS>
 __device__ __forceinline__ void attend(const float* qkv, const u32* positions, const bf16* kv, const bf16* own,
                                        const u32* tables, const AttentionTile* tiles, const AttentionWork* work,
-                                       float* partial, u32 first_own, u32 row_width, u32 group, u32 layer, u32 layers,
-                                       u32 window, float scale) {
+                                       float* partial, u32* arrived, float* out, bf16* rounded, u32 first_own,
+                                       u32 row_width, u32 group, u32 layer, u32 layers, u32 window, float scale,
+                                       u32 panels) {
   DYNAMIC_SHARED(memory);
   Stage<HEAD_DIM>* const ring = (Stage<HEAD_DIM>*)memory;
   __shared__ const bf16* blocks[RUN * SPLIT_BLOCKS];
@@ -366,15 +511,22 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
     __syncthreads();
     copy_step(step + STAGES<WARPS>);
   }
+  // Loaded again, so that the loop needs no registers for what is used only here.
+  const u32 index = work[blockIdx.x].tile;
+  const AttentionTile merged = tiles[index];
+  if (merged.num_runs == 0) return;  // all threads of the block return
+  if (is_last_block(arrived + (u64)index * kv_heads + kv_head, merged.num_runs)) {
+    merge_tile<HEAD_DIM, WARPS>(memory, partial, positions, merged, group, window, out, rounded, panels);
+  }
 }
 
 #define ATTENTION(NAME, HEAD_DIM, WARPS, BLOCKS)                                                                       \
   extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) NAME(                                               \
       const float* qkv, const u32* positions, const bf16* kv, const bf16* own, const u32* tables,                      \
-      const AttentionTile* tiles, const AttentionWork* work, float* partial, u32 first_own, u32 row_width, u32 group,  \
-      u32 layer, u32 layers, u32 window, float scale) {                                                                \
-    attend<HEAD_DIM, WARPS>(qkv, positions, kv, own, tables, tiles, work, partial, first_own, row_width, group, layer, \
-                            layers, window, scale);                                                                    \
+      const AttentionTile* tiles, const AttentionWork* work, float* partial, u32* arrived, float* out, bf16* rounded,  \
+      u32 first_own, u32 row_width, u32 group, u32 layer, u32 layers, u32 window, float scale, u32 panels) {           \
+    attend<HEAD_DIM, WARPS>(qkv, positions, kv, own, tables, tiles, work, partial, arrived, out, rounded, first_own,   \
+                            row_width, group, layer, layers, window, scale, panels);                                   \
   }
 
 ATTENTION(attention_16, 16, 1, 6)
@@ -393,44 +545,13 @@ ATTENTION(attention_wide_64, 64, 4, 3)
 ATTENTION(attention_wide_96, 96, 4, 2)
 ATTENTION(attention_wide_128, 128, 4, 2)
 
-// Where the result of one query goes, as four neighbouring numbers of each lane.
-struct Merged {
-  float* out;
-  bf16* rounded;
-  u32 row, column, width, panels;
-  __device__ __forceinline__ void write(u32 i, float a, float b, float c, float d) const {
-    *(uint4*)(out + i) = make_uint4(__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d));
-    if (rounded) write_input(rounded, row, column + i, width, panels, a, b, c, d);
-  }
-};
-
-// Number of sums that the contract's tree adds; split i goes to sum i % SUMS.
-constexpr u32 SUMS = 8;
-constexpr u32 MAX_HEAD_DIM = 128;
-// Head dimensions per lane.
-constexpr u32 LANE_DIMS = MAX_HEAD_DIM / WARP;
-
-// Running sum of the splits that belong to one of the SUMS sums, in order: four neighbouring values per lane.
-struct SplitSum {
-  float sum;
-  float values[LANE_DIMS];
-  __device__ __forceinline__ void add(const float* part, float weight, float part_sum, u32 head_dim, bool exists) {
-    const float kept = exists ? weight : 0.0f;
-    sum = fmaf(exists ? part_sum : 0.0f, kept, sum);
-    const uint4 four = *(const uint4*)(part + LANE_DIMS * min(threadIdx.x % WARP, head_dim / LANE_DIMS - 1));
-    values[0] = fmaf(exists ? __uint_as_float(four.x) : 0.0f, kept, values[0]);
-    values[1] = fmaf(exists ? __uint_as_float(four.y) : 0.0f, kept, values[1]);
-    values[2] = fmaf(exists ? __uint_as_float(four.z) : 0.0f, kept, values[2]);
-    values[3] = fmaf(exists ? __uint_as_float(four.w) : 0.0f, kept, values[3]);
-  }
-};
-
 // A query, the location of its partial results, and its highest score.
 struct MergedQuery {
   AttentionTile tile;
   u32 q, first, end;  // range of the splits that its row needs
   const float* partial;
   u32 kv_head, kv_heads, width;
+  u32 column;  // the lane's first value; lanes past the end take the last four
   float maximum;
 
   __device__ __forceinline__ const float* part(u32 split) const {
@@ -442,9 +563,10 @@ struct MergedQuery {
                                          const u32* tile_of, u32 query, u32 group, u32 head_dim, u32 window)
       : tile(tiles[tile_of[query]]), partial(partial), kv_head(blockIdx.y), kv_heads(gridDim.y), width(part_len(head_dim)) {
     q = query - tile.first_query;
-    const u32 len = positions[query / group] + 1;
-    first = window != 0 && len > window ? (len - window) / SPLIT_KEYS : 0;
-    end = (len + SPLIT_KEYS - 1) / SPLIT_KEYS;
+    column = LANE_DIMS * min(threadIdx.x % WARP, head_dim / LANE_DIMS - 1);
+    const SplitRange needed(positions[query / group], window);
+    first = needed.first;
+    end = needed.end;
     float largest = NEG_INF;
     for (u32 split = first + threadIdx.x % WARP; split < end; split += WARP) {
       const float other = part(split)[head_dim];
@@ -455,12 +577,6 @@ struct MergedQuery {
       largest = other > largest ? other : largest;
     }
     maximum = largest;
-  }
-
-  __device__ __forceinline__ Merged to(float* out, bf16* rounded, u32 query, u32 group, u32 head_dim, u32 panels) const {
-    const u32 row = query / group, column = (kv_head * group + query % group) * head_dim;
-    const u32 all = kv_heads * group * head_dim;
-    return {out + (u64)row * all + column, rounded, row, column, all, panels};
   }
 };
 
@@ -483,7 +599,7 @@ extern "C" __global__ void __launch_bounds__(128)
       if (split + a >= merged.end) break;
       const float* part = merged.part(split + a);
       const bool exists = split + a >= merged.first;
-      sums[a].add(part, exp_f32(part[head_dim] - merged.maximum), part[head_dim + 1], head_dim, exists);
+      sums[a].add(part + merged.column, exp_f32(part[head_dim] - merged.maximum), part[head_dim + 1], exists);
     }
   }
   float all[SUMS], values[LANE_DIMS];
@@ -496,7 +612,7 @@ extern "C" __global__ void __launch_bounds__(128)
     for (u32 a = 0; a < SUMS; ++a) all[a] = sums[a].values[j];
     values[j] = tree(all) / sum;
   }
-  const Merged to = merged.to(out, rounded, query, group, head_dim, panels);
+  const Merged to(out, rounded, query, group, head_dim, panels);
   if (LANE_DIMS * lane < head_dim) to.write(LANE_DIMS * lane, values[0], values[1], values[2], values[3]);
 }
 
@@ -519,7 +635,7 @@ extern "C" __global__ void __launch_bounds__(256)
       const u32 at = split + a * SUMS;
       const float* part = merged.part(at);
       const bool exists = at >= merged.first && at < merged.end;
-      mine.add(part, exp_f32(part[head_dim] - merged.maximum), part[head_dim + 1], head_dim, exists);
+      mine.add(part + merged.column, exp_f32(part[head_dim] - merged.maximum), part[head_dim + 1], exists);
     }
   }
 #pragma unroll
@@ -537,6 +653,6 @@ extern "C" __global__ void __launch_bounds__(256)
     for (u32 a = 0; a < SUMS; ++a) all[a] = values[LANE_DIMS * threadIdx.x + j][a];
     merged_values[j] = tree(all) / sum;
   }
-  const Merged to = merged.to(out, rounded, query, group, head_dim, panels);
+  const Merged to(out, rounded, query, group, head_dim, panels);
   to.write(LANE_DIMS * threadIdx.x, merged_values[0], merged_values[1], merged_values[2], merged_values[3]);
 }

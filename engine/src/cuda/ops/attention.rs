@@ -7,7 +7,7 @@ use half::bf16;
 
 use super::own_blocks::own_block_len;
 use super::rows::check_rounded;
-use super::tiling::{AttentionChunk, AttentionTile, WorkItem, part_len};
+use super::tiling::{AttentionChunk, AttentionTile, LAST_BLOCK_SPLITS, WorkItem, part_len};
 use super::{GatherBlocks, MAX_GRID_YZ, ProductInput};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
@@ -36,6 +36,11 @@ impl TilingViews<'_> {
     /// Size of the partial results of the largest chunk, in numbers.
     pub(crate) fn partial_len(&self, layout: HeadLayout) -> usize {
         self.chunks.iter().map(|chunk| chunk.num_parts).max().unwrap_or(0) * part_len(layout)
+    }
+
+    /// Number of counters of finished blocks.
+    pub(crate) fn arrived_len(&self, layout: HeadLayout) -> usize {
+        self.tiles.len() * layout.num_kv_heads
     }
 
     /// Size of the own blocks of tree rows in the largest chunk, in numbers; 0 without trees.
@@ -69,6 +74,8 @@ pub(crate) struct Attention<'a, M> {
     pub(crate) tiling: TilingViews<'a>,
     /// `[parts][kv heads][head_dim + 4]`, for the largest chunk.
     pub(crate) partial: &'a mut Tensor<M, f32>,
+    /// `[tiles][kv heads]`: finished blocks. Zeros before and after each launch.
+    pub(crate) arrived: &'a mut Tensor<M, u32>,
     pub(crate) layout: HeadLayout,
     /// Index of this layer, and the number of layers.
     pub(crate) layer: (usize, usize),
@@ -104,6 +111,11 @@ impl<M: DeviceMemory> Attention<'_, M> {
         check_len(kernel.name, "work", work.len(), last.0)?;
         check(kernel.name, ("queries", last.1), last.1 == queries && tiles.len() > 0, queries)?;
         check_len(kernel.name, "partial", self.partial.len(), self.tiling.partial_len(self.layout))?;
+        check_len(kernel.name, "counters", self.arrived.len(), self.tiling.arrived_len(self.layout))?;
+        let by_blocks = chunks.iter().filter(|chunk| chunk.is_merged_by_blocks);
+        let most = by_blocks.map(|chunk| chunk.max_splits).max().unwrap_or(0);
+        let is_good = most <= LAST_BLOCK_SPLITS;
+        check(kernel.name, ("splits", most), is_good, format_args!("at most {LAST_BLOCK_SPLITS}"))?;
         let own_len = self.own.as_ref().map_or(0, |own| own.blocks.len());
         check_len(kernel.name, "own blocks", own_len, self.tiling.own_len(self.layout))?;
         check_len(kernel.name, "out", self.out.len(), rows * self.layout.q_width())?;
@@ -112,12 +124,13 @@ impl<M: DeviceMemory> Attention<'_, M> {
         chunks.iter().try_for_each(|chunk| self.launch_chunk(executor, chunk, (&mut rounded, panels)))
     }
 
-    /// Launches a chunk: own blocks of trees, splits, merge. `launch` has checked everything.
+    /// Launches a chunk: own blocks of trees, splits, and the merge unless blocks merge what they share.
+    /// `launch` has checked everything.
     fn launch_chunk<E>(
         &mut self,
         executor: &mut E,
         chunk: &AttentionChunk,
-        rounded: Rounded<'_, '_, M>,
+        (rounded, panels): Rounded<'_, '_, M>,
     ) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
@@ -128,9 +141,12 @@ impl<M: DeviceMemory> Attention<'_, M> {
                 .launch(executor, chunk.own.clone())?;
         }
         for (width, work) in chunk.work.iter().enumerate().filter(|(_, work)| !work.is_empty()) {
-            self.launch_work(executor, (work, chunk.own.start), width)?;
+            self.launch_work(executor, (work, chunk.own.start), width, (&mut *rounded, panels))?;
         }
-        self.launch_merge(executor, chunk, rounded)
+        if chunk.is_merged_by_blocks {
+            return Ok(());
+        }
+        self.launch_merge(executor, chunk, (rounded, panels))
     }
 
     /// Launches the splits of the tiles of one width. The second item is the first own block of the chunk.
@@ -139,6 +155,7 @@ impl<M: DeviceMemory> Attention<'_, M> {
         executor: &mut E,
         (turn_work, first_own): (&Range<usize>, usize),
         width: usize,
+        (rounded, panels): Rounded<'_, '_, M>,
     ) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
@@ -152,11 +169,12 @@ impl<M: DeviceMemory> Attention<'_, M> {
         let params = Params::default().read(self.qkv).view(self.positions).read(self.kv).read_if(own);
         let params =
             params.view(self.tables).view(tiles).view_from(work, turn_work.start).write(self.partial);
+        let params = params.write(self.arrived).write(self.out).write_if(rounded.as_deref_mut());
         let params = params.u32(first_own).u32(self.layout.row_width()).u32(group).u32(layer).u32(layers);
-        let params = params.u32(window).f32(scale);
+        let params = params.u32(window).f32(scale).u32(panels);
         let grid = [turn_work.len() as u32, num_kv_heads as u32, 1];
-        // SAFETY: these are the kernel's parameters; `launch` has checked rows, tiles and partial results,
-        // the batch its blocks.
+        // SAFETY: these are the kernel's parameters; `launch` has checked rows, tiles, partial results,
+        // counters and outputs, the batch its blocks.
         unsafe { executor.launch(kernel_for(head_dim, width)?, grid, &mut { params }) }
     }
 

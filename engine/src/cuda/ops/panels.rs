@@ -3,9 +3,11 @@
 //! panels and tiles have 128 columns. Equal bits to [`GemmBf16`](super::GemmBf16),
 //! [`GemmFp8`](super::GemmFp8) and [`GemmInt8`](super::GemmInt8).
 
+mod launched;
 mod operands;
 mod tile;
 
+pub(crate) use launched::LaunchedProduct;
 pub(crate) use operands::{INT8_PANEL_COLUMNS, PanelOperands};
 use tile::usable;
 pub(crate) use tile::{INT8_TILES, NUM_ALONE, TILES, Tile};

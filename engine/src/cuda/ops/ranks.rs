@@ -52,14 +52,14 @@ pub(crate) unsafe fn concat_ranks<E: Executor>(
     unsafe { executor.launch(kernel, grid, &mut { params }) }
 }
 
-fn check_ranks(kernel: &'static str, parts: &[u64]) -> Result<(), CudaError> {
+pub(super) fn check_ranks(kernel: &'static str, parts: &[u64]) -> Result<(), CudaError> {
     check(kernel, ("ranks", parts.len()), matches!(parts.len(), 1 | 2 | 4 | 8), "1, 2, 4 or 8")?;
     let missing = parts.iter().position(|&address| address == 0);
     check(kernel, ("a rank without a part", missing.unwrap_or(0)), missing.is_none(), "one part a rank")
 }
 
 /// One pointer for each possible rank.
-fn addresses(parts: &[u64]) -> Params {
+pub(super) fn addresses(parts: &[u64]) -> Params {
     (0..NUM_SLICES).fold(Params::default(), |params, rank| params.u64(parts.get(rank).copied().unwrap_or(0)))
 }
 

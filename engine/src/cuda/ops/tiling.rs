@@ -6,7 +6,6 @@
 use std::ops::Range;
 
 use cpu_kernels::{HeadLayout, Segment};
-#[cfg(test)]
 use half::bf16;
 
 use super::own_blocks::{OwnBlocks, TreeRow, max_own_blocks};
@@ -19,6 +18,11 @@ const TILE_QUERIES: [usize; 3] = [16, 32, 64];
 pub(super) const WIDE_QUERIES: usize = TILE_QUERIES[2];
 /// Maximum number of splits per block: `RUN` of `attention.cu`.
 const RUN: usize = 8;
+/// Maximum number of splits of a tile that the last of its blocks merges (`attention.cu`). That block has one
+/// to four warps and, for heads of 128, shared memory for 62 or 124 partial results at a time; a tile has up
+/// to 16 or 64 for each split. In longer contexts few tiles may have most of the splits, and a launch of
+/// eight warps for each query keeps more of them in flight.
+pub(crate) const LAST_BLOCK_SPLITS: usize = 16;
 
 /// Limit of partial results in memory, in bytes; queries that need more are processed in several chunks.
 const PARTIAL_BYTES: usize = 512 << 20;
@@ -36,6 +40,8 @@ pub(crate) struct AttentionTile {
     first_part: u32,
     /// Number of partial results per split.
     part_stride: u32,
+    /// Number of its work items if the block that finishes last merges its splits, else 0.
+    num_runs: u32,
 }
 
 impl AttentionTile {
@@ -86,6 +92,9 @@ pub(crate) struct Limits {
     /// Minimum number of blocks of a chunk's tiles of one width, per KV head, if blocks process runs of
     /// several splits.
     pub(crate) min_runs: usize,
+    /// Maximum number of splits of a chunk's tiles if the tiles' last blocks merge them; at most
+    /// [`LAST_BLOCK_SPLITS`].
+    pub(crate) last_block_splits: usize,
 }
 
 impl Limits {
@@ -94,7 +103,8 @@ impl Limits {
     pub(crate) fn of(layout: HeadLayout) -> Self {
         let max_parts = PARTIAL_BYTES / size_of::<f32>() / part_len(layout);
         let min_runs = (4 * 2 * 132 / layout.num_kv_heads).max(1);
-        Self { max_parts, max_own_blocks: max_own_blocks(layout), min_runs }
+        let (max_own_blocks, last_block_splits) = (max_own_blocks(layout), LAST_BLOCK_SPLITS);
+        Self { max_parts, max_own_blocks, min_runs, last_block_splits }
     }
 }
 
@@ -128,6 +138,9 @@ pub(crate) struct AttentionChunk {
     pub(crate) own: Range<usize>,
     /// Maximum number of splits of a tile.
     pub(super) max_splits: usize,
+    /// Whether the last block of each tile merges its splits. Otherwise another launch does: for long
+    /// contexts, and for token trees, whose queries have splits in several tiles.
+    pub(super) is_merged_by_blocks: bool,
 }
 
 /// A pass's queries for one key: tiles, their splits and their chunks. Every required split is in exactly one
@@ -158,7 +171,7 @@ impl Tiling {
         let mut left = all.as_slice();
         while !left.is_empty() {
             let (chunk, rest) = left.split_at(tiling.chunk_len(left, limits));
-            tiling.add_chunk(chunk, limits.min_runs);
+            tiling.add_chunk(chunk, limits);
             left = rest;
         }
         for shared in &all {
@@ -197,6 +210,7 @@ impl Tiling {
                 end_key: position(queries.end - 1) + 1,
                 first_part: 0,
                 part_stride: queries.len() as u32,
+                num_runs: 0,
             };
             let (first_tile, mut splits) = (self.tiles.len(), tile.splits());
             self.tiles.push(tile);
@@ -225,7 +239,7 @@ impl Tiling {
         left.iter().take_while(fits).count().max(1)
     }
 
-    fn add_chunk(&mut self, chunk: &[TileGroup], min_runs: usize) {
+    fn add_chunk(&mut self, chunk: &[TileGroup], limits: Limits) {
         let (mut num_parts, mut max_splits) = (0, 0);
         for shared in chunk {
             let first_split = self.tiles[shared.tiles.start].splits().start;
@@ -238,7 +252,14 @@ impl Tiling {
                 tile.first_part += of_turn as u32 + of_splits;
             }
         }
-        let work = [0, 1, 2].map(|width| self.add_work(chunk, width, min_runs));
+        let has_no_trees = chunk.iter().all(|shared| shared.tiles.len() == 1);
+        let is_merged_by_blocks = has_no_trees && max_splits <= limits.last_block_splits;
+        let work = [0, 1, 2].map(|width| self.add_work(chunk, width, limits.min_runs));
+        for item in work.iter().flat_map(|range| &self.work[range.clone()]) {
+            if is_merged_by_blocks && item.split != NO_SPLIT {
+                self.tiles[item.tile as usize].num_runs += 1;
+            }
+        }
         let end_of = |tile: &AttentionTile| (tile.first_query + tile.num_queries) as usize;
         let first_of = |shared: Option<&TileGroup>| shared.map(|shared| self.tiles[shared.tiles.start]);
         let queries = first_of(chunk.first()).map_or(0, |tile| tile.first_query as usize)
@@ -247,7 +268,7 @@ impl Tiling {
         let mut owning = chunk.iter().map(|shared| shared.own.clone()).filter(|own| !own.is_empty());
         let first_own = owning.next().unwrap_or_default();
         let own = first_own.start..owning.next_back().unwrap_or(first_own).end;
-        self.chunks.push(AttentionChunk { work, queries, num_parts, own, max_splits });
+        self.chunks.push(AttentionChunk { work, queries, num_parts, own, max_splits, is_merged_by_blocks });
     }
 
     /// Adds the work of the chunk's tiles of one width, in runs that leave at least `min_runs` blocks. Returns
@@ -326,7 +347,6 @@ fn tile_len(queries: usize, splits: usize, max_parts: usize) -> usize {
 }
 
 /// Work of a layer's attention over all KV heads, for models of its time.
-#[cfg(test)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AttentionCounts {
     /// Number of blocks of one, two and four warps.
@@ -337,10 +357,11 @@ pub(crate) struct AttentionCounts {
     /// Bytes of keys, values and queries that blocks read, and of partial results.
     pub(crate) bytes_read: usize,
     pub(crate) partial_bytes: usize,
+    /// Bytes of partial results that tiles' last blocks read.
+    pub(crate) merged_bytes: usize,
 }
 
 /// See [`AttentionCounts`].
-#[cfg(test)]
 pub(crate) fn count_attention(tiling: &Tiling, layout: HeadLayout) -> AttentionCounts {
     let HeadLayout { num_kv_heads, head_dim, .. } = layout;
     let mut counted = AttentionCounts::default();
@@ -355,8 +376,11 @@ pub(crate) fn count_attention(tiling: &Tiling, layout: HeadLayout) -> AttentionC
         counted.bytes_read += key_blocks * 16 * 2 * head_dim * size_of::<bf16>();
         counted.bytes_read += tile.num_queries as usize * head_dim * size_of::<f32>() * num_kv_heads;
     }
-    let parts: usize = tiling.chunks.iter().map(|chunk| chunk.num_parts).sum();
-    counted.partial_bytes = parts * part_len(layout) * size_of::<f32>();
+    for chunk in &tiling.chunks {
+        let bytes = chunk.num_parts * part_len(layout) * size_of::<f32>();
+        counted.partial_bytes += bytes;
+        counted.merged_bytes += if chunk.is_merged_by_blocks { bytes } else { 0 };
+    }
     counted
 }
 

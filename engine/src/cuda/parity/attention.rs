@@ -10,7 +10,9 @@ use super::tensor_cores::{Bounded, compare_bounded};
 use super::{Numbers, Parity, Scale, compare_equal, widened};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
-use crate::cuda::ops::{Attention, Limits, OwnBlockViews, OwnBlocks, Tiling, TilingKey, TilingViews};
+use crate::cuda::ops::{
+    Attention, LAST_BLOCK_SPLITS, Limits, OwnBlockViews, OwnBlocks, Tiling, TilingKey, TilingViews,
+};
 
 /// A sequence's keys and values, `[kv head][position][head_dim]`.
 pub(super) struct Sequence {
@@ -34,8 +36,12 @@ pub(super) struct Pass {
 }
 
 /// One chunk, and one split per block.
-pub(super) const NO_LIMITS: Limits =
-    Limits { max_parts: usize::MAX, max_own_blocks: usize::MAX, min_runs: usize::MAX };
+pub(super) const NO_LIMITS: Limits = Limits {
+    max_parts: usize::MAX,
+    max_own_blocks: usize::MAX,
+    min_runs: usize::MAX,
+    last_block_splits: LAST_BLOCK_SPLITS,
+};
 /// Index of this layer, and the number of layers.
 const LAYER: (usize, usize) = (1, 2);
 
@@ -56,6 +62,8 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     }
     let (heads, lens) = scale.pick(([8, 1, 128], &[(130, 2), (260, 1)][..]), ([32, 8, 128], large));
     parities.extend(attention(e, layout_of(heads), None, lens)?);
+    // More than eight splits, whose partial results a last block reads in several turns.
+    parities.extend(attention(e, layout_of([4, 1, 32]), Some(1200), &[(1300, 5), (0, 1)])?);
     Ok(parities)
 }
 
@@ -80,6 +88,7 @@ pub(super) fn attention<E: Executor>(
     let in_chunks = pass.run(e, &whole, Limits { max_parts: 40, ..NO_LIMITS })?;
     let in_wide_chunks = pass.run(e, &whole, Limits { max_parts: 400, ..NO_LIMITS })?;
     let in_runs = pass.run(e, &whole, Limits { min_runs: 1, ..NO_LIMITS })?;
+    let merged_apart = pass.run(e, &whole, Limits { last_block_splits: 0, ..NO_LIMITS })?;
     for (sequence, rows) in whole {
         for first in rows.clone().step_by(3) {
             let rows = first..rows.end.min(first + 3);
@@ -93,6 +102,7 @@ pub(super) fn attention<E: Executor>(
         compare_equal(format!("{case}: in chunks"), &bits(&in_chunks), &bits(&together)),
         compare_equal(format!("{case}: in wide chunks"), &bits(&in_wide_chunks), &bits(&together)),
         compare_equal(format!("{case}: in runs"), &bits(&in_runs), &bits(&together)),
+        compare_equal(format!("{case}: merged by a launch"), &bits(&merged_apart), &bits(&together)),
     ])
 }
 
@@ -178,6 +188,7 @@ impl Pass {
         let positions = Tensor::of(e, &positions, "positions")?;
         let tables = Tensor::of(e, &tables, "tables")?;
         let mut out = Tensor::zeros(e, rows * layout.q_width(), "out")?;
+        let mut arrived = Tensor::zeros(e, views.arrived_len(layout), "counters")?;
         let attention = Attention {
             qkv: &Tensor::of(e, &qkv, "qkv")?,
             positions: positions.view(),
@@ -188,12 +199,16 @@ impl Pass {
             rounded: None,
             // NaN, because splits that no tile writes must not be read.
             partial: &mut Tensor::of(e, &vec![f32::NAN; views.partial_len(layout)], "partial sums")?,
+            arrived: &mut arrived,
             layout,
             layer: LAYER,
             window: self.window,
             out: &mut out,
         };
         attention.launch(e, rows)?;
+        // The next launch counts from zero again.
+        let counts = arrived.read(e, 0..arrived.len())?;
+        assert!(counts.iter().all(|&count| count == 0), "counters return to zero");
         out.read(e, 0..rows * layout.q_width())
     }
 
@@ -247,6 +262,8 @@ pub(super) fn kv_memory(layout: HeadLayout, sequences: &[Sequence], blocks: usiz
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
     use crate::cuda::emulator::Emulator;
     use crate::cuda::ops::count_attention;
@@ -273,15 +290,42 @@ mod tests {
             let whole: Vec<Part> = lens.iter().enumerate().map(|(i, &(_, rows))| (i, 0..rows)).collect();
             let small_tiles = Limits { max_parts: 0, ..NO_LIMITS };
             let in_runs = Limits { min_runs: 1, ..NO_LIMITS };
-            for limits in [NO_LIMITS, small_tiles, in_runs] {
+            let merged_apart = Limits { last_block_splits: 0, ..NO_LIMITS };
+            for limits in [NO_LIMITS, small_tiles, in_runs, merged_apart] {
                 let found = digest(&pass.run(&mut Emulator::build(), &whole, limits).unwrap());
                 assert_eq!(found, expected, "{layout:?}, {limits:?}: {found:#x}");
             }
         }
     }
 
-    /// Blocks read as many bytes as the model predicts: keys and values once per 64 queries, and queries once
-    /// per run of splits.
+    /// The last block of a tile merges up to 16 splits, whichever block it is. More take a launch of their
+    /// own, and so do those of token trees.
+    #[test]
+    fn few_splits_are_merged_by_the_last_block() {
+        let mut e = Emulator::build();
+        let launches = e.launches();
+        for (lens, parents, expected) in [
+            (&[(2047, 1), (0, 3)][..], &[][..], 1),
+            (&[(2048, 1), (0, 3)], &[], 2),
+            // Blocks of rows of trees are gathered by another launch.
+            (&[(20, 2), (0, 3)], &[0, 0], 3),
+        ] {
+            let mut pass = Pass::new(layout_of([2, 1, 16]), None, lens);
+            pass.sequences[0].parents = parents.to_vec();
+            let whole: Vec<Part> = lens.iter().enumerate().map(|(i, &(_, rows))| (i, 0..rows)).collect();
+            let mut outputs = std::collections::BTreeSet::new();
+            for order in 0..4 {
+                e.order(order);
+                let before = launches.load(Ordering::Relaxed);
+                outputs.insert(digest(&pass.run(&mut e, &whole, NO_LIMITS).unwrap()));
+                assert_eq!(launches.load(Ordering::Relaxed) - before, expected, "{lens:?}");
+            }
+            assert_eq!(outputs.len(), 1, "{lens:?}: bits depend on the order of blocks");
+        }
+    }
+
+    /// Blocks read as many bytes as the model predicts: keys and values once per 64 queries, queries once per
+    /// run of splits, and partial results once if the last block of a tile merges them.
     #[test]
     fn blocks_read_keys_once_for_64_queries() {
         let layout = HeadLayout { num_heads: 8, num_kv_heads: 2, head_dim: 64 };
@@ -304,7 +348,7 @@ mod tests {
             pass.run(&mut e, &whole, limits).unwrap();
             let found = (e.global_bytes() - before) as usize;
             let counted = count_attention(&tiling, layout);
-            assert_eq!(found, counted.bytes_read, "{lens:?}, {limits:?}");
+            assert_eq!(found, counted.bytes_read + counted.merged_bytes, "{lens:?}, {limits:?}");
             counted
         };
         let small = Limits { max_parts: 0, ..NO_LIMITS };

@@ -11,7 +11,7 @@ use super::{Exchange, Readers};
 use crate::EngineError;
 use crate::collective::RankBarrier;
 use crate::cuda::CudaError;
-use crate::cuda::device::CudaDevice;
+use crate::cuda::device::{CudaDevice, CudaMemory};
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::concat_ranks;
 
@@ -67,7 +67,7 @@ pub(crate) fn exchange_once(
 
 impl Member {
     fn exchange(&mut self, ranks: usize) -> Result<(), EngineError> {
-        let Self { rank, end, device } = self;
+        let Self { rank, end, device } = &mut *self;
         let purpose = "numbers of the first exchange";
         let part = Tensor::of(device, &numbers(*rank, ranks), purpose)?;
         let mut arrived: Tensor<_, f32> = Tensor::zeros(device, ranks * ranks * LEN, purpose)?;
@@ -90,6 +90,28 @@ impl Member {
             if has_read && arrived.read(device, 0..expected.len())? != expected {
                 let reason = "a gpu received other numbers than were sent to it: gpus of this machine do not \
                               read each other's memory correctly, NCCL_P2P_DISABLE=1 avoids that";
+                return Err(CudaError::RankFailure { reason: reason.to_owned() }.into());
+            }
+        }
+        self.add_up(&part, ranks)
+    }
+
+    /// Forms sums as a forward does, if kernels form them. Once more than there are regions for parts; the
+    /// number of the second sum wraps around (`ops/all_reduce.rs`).
+    fn add_up(&mut self, part: &Tensor<CudaMemory, f32>, ranks: usize) -> Result<(), EngineError> {
+        let Self { end, device, .. } = self;
+        let len = ranks * LEN;
+        let mut sum: Tensor<_, f32> = Tensor::zeros(device, len, "a sum of the first exchange")?;
+        let parts: Vec<Vec<f32>> = (0..ranks).map(|rank| numbers(rank, ranks)).collect();
+        // Whole numbers: the sums are exact.
+        let expected: Vec<f32> = (0..len).map(|i| parts.iter().map(|part| part[i]).sum()).collect();
+        for _ in 0..3 {
+            if !end.sum(device, (part, len), &mut sum)? {
+                return Ok(());
+            }
+            if sum.read(device, 0..len)? != expected {
+                let reason = "a sum over peer pointers is wrong: gpus of this machine do not read each other's \
+                              memory correctly, serve without such sums";
                 return Err(CudaError::RankFailure { reason: reason.to_owned() }.into());
             }
         }

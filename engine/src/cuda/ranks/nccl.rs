@@ -2,6 +2,8 @@
 //! is not used: the order in which it adds depends on the number of ranks and on the size (docs/adr/0027).
 
 #[cfg(test)]
+mod peer_tests;
+#[cfg(test)]
 mod tests;
 
 use std::ffi::{c_int, c_void};
@@ -9,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::communicator::Communicator;
 use super::library::{CONNECT_LIMIT, Message, NcclLibrary};
+use super::peers::PeerSums;
 use super::{Exchange, Read, Readers, Watch};
 use crate::EngineError;
 use crate::collective::RankBarrier;
@@ -26,6 +29,8 @@ pub(crate) struct NcclExchange {
     barrier: Arc<RankBarrier>,
     /// Receive buffer for parts of other ranks.
     receive_buffer: Mutex<Option<Tensor<CudaMemory, f32>>>,
+    /// Forms short sums, if this was asked for and the GPUs access each other's memory.
+    peers: Option<PeerSums>,
 }
 
 /// Connects devices, one rank each. Waits of each device then watch the other ranks.
@@ -53,6 +58,7 @@ pub(crate) fn connect(
             communicator,
             barrier: Arc::clone(barrier),
             receive_buffer: Mutex::default(),
+            peers: None,
         });
     }
     Ok(ends)
@@ -108,6 +114,18 @@ impl Exchange<CudaDevice> for NcclExchange {
         Ok(read(device, &parts)?)
     }
 
+    fn sum(
+        &self,
+        device: &mut CudaDevice,
+        (part, len): (&Tensor<CudaMemory, f32>, usize),
+        sum: &mut Tensor<CudaMemory, f32>,
+    ) -> Result<bool, EngineError> {
+        let Some(peers) = self.peers.as_ref().filter(|peers| peers.takes(len)) else { return Ok(false) };
+        self.check_ranks()?;
+        peers.add(device, (part, len), sum)?;
+        Ok(true)
+    }
+
     /// The library gathers in order of rank, so it can write to `out` itself.
     fn gather(
         &self,
@@ -126,11 +144,26 @@ impl Exchange<CudaDevice> for NcclExchange {
 }
 
 impl NcclExchange {
-    /// Begins an exchange, unless a rank is lost: then this rank's device must not wait for it any more.
+    pub(super) fn communicator(&self) -> &Arc<Communicator> {
+        &self.communicator
+    }
+
+    /// Has short sums formed over peer pointers.
+    pub(super) fn use_peers(&mut self, peers: PeerSums) {
+        self.peers = Some(peers);
+    }
+
+    /// Begins an exchange over the library. Launches that were only collected start before it.
     fn begin(&self, device: &mut CudaDevice) -> Result<*mut c_void, EngineError> {
+        self.check_ranks()?;
+        Ok(device.raw_stream()?)
+    }
+
+    /// Returns an error if a rank is lost: then this rank's device must not wait for it any more.
+    fn check_ranks(&self) -> Result<(), EngineError> {
         self.barrier.check().inspect_err(|_| self.communicator.abort())?;
         self.barrier.record_progress();
-        Ok(device.raw_stream()?)
+        Ok(())
     }
 
     /// Sends every rank its share of `part`, `len` numbers long, and receives this rank's share of the other

@@ -28,6 +28,14 @@ impl SumPhases {
         len.is_multiple_of(ranks) && ranks > 2 && len as f64 > self.max_one_phase_len(ranks)
     }
 
+    /// The longest sum over `ranks` ranks, two or more, that one kernel forms over peer pointers, up to the
+    /// rounding of its blocks to whole vectors. A rank then receives in one phase what takes as long as the
+    /// latency of a collective, which that kernel avoids. For longer sums the bytes count most, so that two
+    /// phases may be faster, and the memory for parts would grow.
+    pub(crate) fn max_len_over_peers(ranks: usize) -> usize {
+        LATENCY_BYTES as usize / ((ranks - 1) * size_of::<f32>())
+    }
+
     /// Number of f32 that sums of up to `rows` rows of `width` need besides the parts: the sums, the parts of
     /// other ranks, and the sums of a share.
     pub(crate) fn workspace_len(self, (rows, width): (usize, usize), ranks: usize) -> usize {
@@ -74,6 +82,12 @@ mod tests {
         assert_eq!(by_size.workspace_len((2048, 8192), 8), (2 * 8 + 1) * 2048 * 8192 / 8);
         assert_eq!(by_size.workspace_len((2048, 8192), 2), 3 * 2048 * 8192);
         assert_eq!(by_size.workspace_len((2048, 8190), 8), 9 * 2048 * 8190);
+    }
+
+    /// Rows of 8,192: a verify step of some sequences, and no prompt.
+    #[test]
+    fn sums_over_peers_are_those_of_few_rows() {
+        assert_eq!([2, 4, 8].map(|ranks| SumPhases::max_len_over_peers(ranks) / 8192), [109, 36, 15]);
     }
 
     #[test]

@@ -16,10 +16,16 @@ pub(crate) trait Watch: Send + Sync {
 
     /// Permanently aborts what this rank's device waits for.
     fn abort(&self);
+
+    /// Describes what a kernel of any rank gave up waiting for, if one did: this rank's device is done, but its
+    /// results may be wrong.
+    fn gave_up(&self) -> Option<String> {
+        None
+    }
 }
 
-/// Waits until the device is done, at most for `patience`. A fault or a timeout aborts the communicator and
-/// is returned as the error.
+/// Waits until the device is done, at most for `patience`. A fault, a timeout, or a kernel that gave up
+/// aborts the communicator and is returned as the error.
 pub(crate) fn wait_watched(
     mut is_done: impl FnMut() -> Result<bool, CudaError>,
     watch: &dyn Watch,
@@ -28,7 +34,9 @@ pub(crate) fn wait_watched(
     let began = Instant::now();
     for poll in 0u32.. {
         if is_done()? {
-            return Ok(());
+            let Some(reason) = watch.gave_up() else { return Ok(()) };
+            watch.abort();
+            return Err(CudaError::RankFailure { reason });
         }
         if poll < SPIN_POLLS {
             std::thread::yield_now();
@@ -56,6 +64,7 @@ mod tests {
         fault_at: Option<u32>,
         looks: AtomicU32,
         aborts: AtomicU32,
+        gave_up: Option<&'static str>,
     }
 
     impl Watch for Fake {
@@ -66,6 +75,10 @@ mod tests {
 
         fn abort(&self) {
             self.aborts.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn gave_up(&self) -> Option<String> {
+            self.gave_up.map(str::to_owned)
         }
     }
 
@@ -90,6 +103,14 @@ mod tests {
 
         let (result, aborts) = wait(&Fake::default(), None, Duration::from_millis(5));
         assert!(result.unwrap_err().to_string().contains("not done within 5ms"));
+        assert_eq!(aborts, 1);
+    }
+
+    #[test]
+    fn a_device_whose_kernel_gave_up_is_done_with_an_error() {
+        let fake = Fake { gave_up: Some("it waited in vain"), ..Fake::default() };
+        let (result, aborts) = wait(&fake, Some(0), Duration::from_secs(100));
+        assert_eq!(result, Err(CudaError::RankFailure { reason: "it waited in vain".to_owned() }));
         assert_eq!(aborts, 1);
     }
 

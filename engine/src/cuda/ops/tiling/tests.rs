@@ -5,11 +5,16 @@ use proptest::prelude::*;
 
 use super::*;
 
-const NO_LIMITS: Limits = Limits { max_parts: usize::MAX, max_own_blocks: usize::MAX, min_runs: usize::MAX };
+const NO_LIMITS: Limits = Limits {
+    max_parts: usize::MAX,
+    max_own_blocks: usize::MAX,
+    min_runs: usize::MAX,
+    last_block_splits: LAST_BLOCK_SPLITS,
+};
 
 proptest! {
     /// Every split that a tile needs is in one work item of its chunk and has its own partial results; no
-    /// chunk exceeds its limit.
+    /// chunk exceeds its limit. Tiles that their last blocks merge know how many blocks they have.
     #[test]
     fn work_covers_every_split_once(
         lens in prop::collection::vec((1usize..40, 0u32..3000), 1..5),
@@ -17,6 +22,7 @@ proptest! {
         window in prop::option::of(1u32..400),
         max_parts in prop_oneof![1usize..2000, Just(usize::MAX)],
         min_runs in 1usize..40,
+        last_block_splits in 0usize..17,
     ) {
         let mut segments = Vec::new();
         let mut row = 0;
@@ -25,7 +31,8 @@ proptest! {
             row += rows;
         }
         let starts = vec![0; lens.len()];
-        let key = TilingKey { group, window, limits: Limits { max_parts, min_runs, ..NO_LIMITS } };
+        let limits = Limits { max_parts, min_runs, last_block_splits, ..NO_LIMITS };
+        let key = TilingKey { group, window, limits };
         let tiling = Tiling::new(&segments, &starts, &OwnBlocks::default(), key);
         let Tiling { tiles, work, tile_of, chunks } = tiling;
         let (mut next_query, mut next_work) = (0, 0);
@@ -35,7 +42,7 @@ proptest! {
             prop_assert_eq!((narrow.end, pair.end), (pair.start, wide.start));
             (next_query, next_work) = (chunk.queries.end, wide.end);
             let mut seen = vec![false; chunk.num_parts];
-            let mut in_chunk = std::collections::BTreeSet::new();
+            let mut in_chunk = std::collections::BTreeMap::new();
             let real = |which: &Range<usize>| work[which.clone()].iter().filter(|work| work.split != NO_SPLIT).count();
             for (work, width) in [(&narrow, 0), (&pair, 1), (&wide, 2)]
                 .into_iter()
@@ -43,7 +50,7 @@ proptest! {
                 .filter(|(work, _)| work.split != NO_SPLIT)
             {
                 let tile = &tiles[work.tile as usize];
-                in_chunk.insert(work.tile);
+                *in_chunk.entry(work.tile).or_insert(0) += 1;
                 prop_assert_eq!(usize::from(tile.num_queries > 16) + usize::from(tile.num_queries > 32), width);
                 prop_assert!(work.split < work.end_split && work.end_split - work.split <= 8);
                 prop_assert!(chunk.queries.contains(&(tile.first_query as usize)));
@@ -58,8 +65,13 @@ proptest! {
             prop_assert!(seen.iter().all(|seen| *seen));
             prop_assert!(chunk.num_parts <= max_parts || in_chunk.len() == 1);
             prop_assert!([&narrow, &pair, &wide].iter().all(|range| range.len() * 16 <= real(range) * 17));
-            let longest = in_chunk.iter().map(|&tile| tiles[tile as usize].splits().len()).max();
+            let longest = in_chunk.keys().map(|&tile| tiles[tile as usize].splits().len()).max();
             prop_assert_eq!(Some(chunk.max_splits), longest);
+            prop_assert_eq!(chunk.is_merged_by_blocks, chunk.max_splits <= last_block_splits);
+            for (&tile, &runs) in &in_chunk {
+                let expected = if chunk.is_merged_by_blocks { runs } else { 0 };
+                prop_assert_eq!(tiles[tile as usize].num_runs, expected);
+            }
         }
         prop_assert_eq!((next_query, next_work), (row * group, work.len()));
         for (query, tile) in tile_of.iter().enumerate() {
@@ -130,7 +142,8 @@ proptest! {
             }
         }
         let own = OwnBlocks::new(&segments, &mut tables);
-        let key = TilingKey { group, window, limits: Limits { max_parts, max_own_blocks, min_runs: 4 } };
+        let limits = Limits { max_parts, max_own_blocks, min_runs: 4, ..NO_LIMITS };
+        let key = TilingKey { group, window, limits };
         let Tiling { tiles, work, tile_of, chunks } = Tiling::new(&segments, &starts, &own, key);
         prop_assert_eq!(tile_of.len(), row * group);
         for chunk in &chunks {
@@ -152,6 +165,8 @@ proptest! {
             }
             prop_assert!(seen.iter().all(|times| *times <= 1));
             prop_assert!((chunk.num_parts <= max_parts && chunk.own.len() <= max_own_blocks) || shared.len() == 1);
+            // Queries of a tree have splits in several tiles, none of which has a last block.
+            prop_assert!(chunk.own.is_empty() || !chunk.is_merged_by_blocks);
             for query in chunk.queries.clone() {
                 let (row, tile) = (query / group, &tiles[tile_of[query] as usize]);
                 let of_chain = |segment: &&Segment<'_>| segment.rows.contains(&row);

@@ -12,10 +12,14 @@ use crate::cuda::host_driver::HostDriver;
 use crate::cuda::ops::concat_ranks;
 use crate::cuda::ranks::{GpuRank, SumPhases, exchange_once};
 
-const EIGHT_DEVICES: &[(&str, &str)] = &[("OUTRIDER_HOST_DEVICES", "8")];
+pub(super) const EIGHT_DEVICES: &[(&str, &str)] = &[("OUTRIDER_HOST_DEVICES", "8")];
 
 /// A device and its exchange for each of `ranks` ranks.
-fn connected(driver: &HostDriver, ranks: usize, watchdog: Duration) -> (Vec<Rank>, Arc<RankBarrier>) {
+pub(super) fn connected(
+    driver: &HostDriver,
+    ranks: usize,
+    watchdog: Duration,
+) -> (Vec<Rank>, Arc<RankBarrier>) {
     let barrier = Arc::new(RankBarrier::new(ranks, watchdog));
     let open = |ordinal| CudaDevice::open(ordinal, Some(&driver.kernels)).unwrap();
     let mut devices: Vec<CudaDevice> = (0..ranks).map(open).collect();
@@ -30,9 +34,9 @@ fn numbers(rank: usize, range: Range<usize>) -> Vec<f32> {
     range.map(|i| (1000 * rank + i) as f32).collect()
 }
 
-struct Rank {
-    device: CudaDevice,
-    end: NcclExchange,
+pub(super) struct Rank {
+    pub(super) device: CudaDevice,
+    pub(super) end: NcclExchange,
 }
 
 impl Rank {
@@ -59,7 +63,7 @@ impl Rank {
 }
 
 /// Runs `run` on each rank, in a thread each.
-fn on_every_rank<T: Send>(ranks: Vec<Rank>, run: impl Fn(Rank) -> T + Sync) -> Vec<T> {
+pub(super) fn on_every_rank<T: Send>(ranks: Vec<Rank>, run: impl Fn(Rank) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(|| run(rank))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
