@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use service::accept::{ListenerConfig, ListenerFlags, RawListener};
 use service::config::{Faults, RawConfig};
 use service::process::{ProcessConfig, ProcessFlags, RawProcess};
-use service::tls::{ClientTls, RawServerTls, ServerTls, ServerTlsFlags};
+use service::tls::{RawServerTls, ServerTls, ServerTlsFlags};
 use speculation::step::MAX_DRAFT_TOKENS;
 use speculation::tree::MAX_TREE_TOKENS;
 
@@ -24,7 +24,7 @@ use crate::lane_config::RawLane;
 use crate::request::Auth;
 use crate::request::check::{check_defaults, check_task_type};
 use crate::request::gateway::Objectives;
-use crate::workers::tls::{RawWorkerTls, WorkerTlsFlags};
+use crate::workers::tls::{RawWorkerTls, WorkerTls, WorkerTlsFlags};
 
 /// Maximum of `lame_duck_seconds`; no load balancer needs more.
 const LAME_DUCK_SECONDS_MAX: u64 = 600;
@@ -36,10 +36,11 @@ const AFTER_HELP: &str = "\
 Lanes, by task type, in the file, or all of them in one variable, as models and objectives
 (OUTRIDER_LANES='{code={max_k=6}, sql={weight=2.0}}', OUTRIDER_MODELS, OUTRIDER_OBJECTIVES):
   [lanes.\"code\"]
-  max_k = 6                          # maximum k, also if a request sets k
+  max_k = 6                          # maximum k, also if a request sets k; 0: no drafting
   min_acceptance = 0.3               # below this acceptance of first tokens: only probes draft
   max_batch_for_speculation = 64     # more sequences at the target: no drafting
   weight = 2.0                       # share of turns while sequences wait for capacity
+  acceptance = \"coupled\"             # or rejection, typical; for requests that do not set it
 
 Aliases of models and defaults of requests:
   [models.\"gpt-4o\"]
@@ -68,8 +69,8 @@ Examples:
   outrider-router --http 0.0.0.0:8000 --api-keys keys.txt --config router.toml \\
       --discovery etcd://10.0.0.5:2379/outrider";
 
-/// Serves clients over HTTP (OpenAI's API) and gRPC; draft workers propose tokens and target workers verify
-/// them.
+/// Serves clients over HTTP (OpenAI's and Anthropic's APIs) and gRPC; draft workers propose tokens and target
+/// workers verify them.
 ///
 /// Settings come from --config FILE (TOML), then OUTRIDER_* environment variables, then flags; later ones
 /// win.
@@ -294,7 +295,7 @@ pub struct RouterConfig {
     /// TLS settings for clients; `None`: plain text.
     pub tls: Option<ServerTls>,
     /// TLS settings for workers at `https://` addresses.
-    pub worker_tls: Option<ClientTls>,
+    pub worker_tls: Option<WorkerTls>,
     /// Settings common to all processes.
     pub process: ProcessConfig,
 }

@@ -138,7 +138,7 @@ pub async fn serve_with(
 fn presented_certificates(config: &RouterConfig) -> PresentedCertificates<'_> {
     PresentedCertificates {
         listener: config.tls.as_ref(),
-        worker: config.worker_tls.as_ref(),
+        worker: config.worker_tls.as_ref().map(|tls| &tls.draft),
         discovery: config.process.discovery.tls.as_ref(),
     }
 }

@@ -100,7 +100,19 @@ where
         () = finish => {}
     }
     lifetime.shut_down(STOP_GRACE).await;
-    ended
+    ended.map(|code| code_at_the_end(code, &lifetime))
+}
+
+/// The exit code, also after a panic that came while the process stopped: requests in flight were lost, and
+/// whoever started the process must learn of it.
+fn code_at_the_end(code: ExitCode, lifetime: &Lifetime) -> ExitCode {
+    match lifetime.failed_task() {
+        Some(task) if code == ExitCode::SUCCESS => {
+            tracing::error!(task, "a task panicked that the process cannot do without, while it stopped");
+            ExitCode::FAILURE
+        }
+        _ => code,
+    }
 }
 
 /// Resolves only if the start fails or the role declares itself failed.

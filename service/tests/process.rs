@@ -225,6 +225,32 @@ async fn a_panic_of_an_essential_task_ends_it() {
     role.tells("ended with failure").await;
 }
 
+/// A role that cannot finish its request: the task that serves it panics once the drain has begun.
+async fn panic_in_the_drain(lifetime: Lifetime, health: Health) -> anyhow::Result<()> {
+    health.set_ready();
+    let (draining, request) = (lifetime.draining(), lifetime.work("request"));
+    lifetime.spawn_essential("scheduler", async move {
+        let _request = request;
+        draining.await;
+        panic!("on purpose, by a test")
+    });
+    eprintln!("ready");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_panic_of_an_essential_task_in_the_drain_is_a_failure() {
+    if env_var(RUN_AGAIN).is_some() {
+        return off_the_runtime(|| play(false, panic_in_the_drain)).await;
+    }
+    let mut role = Role::start("a_panic_of_an_essential_task_in_the_drain_is_a_failure");
+    role.tells("ready").await;
+    role.signal(Signal::SIGTERM);
+    role.tells("on purpose, by a test").await;
+    role.tells("that the process cannot do without").await;
+    role.tells("ended with failure").await;
+}
+
 /// The default hook of panics waits for the reader of a full pipe.
 #[tokio::test]
 async fn a_process_whose_log_nobody_reads_ends_after_a_panic() {

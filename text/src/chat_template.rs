@@ -171,7 +171,7 @@ fn client_error(error: &Error) -> TextError {
     if error.kind() == ErrorKind::OutOfFuel {
         let message =
             format!("messages are too many: the model's chat template ran for more than {FUEL} steps");
-        return TextError::Conversation(message);
+        return TextError::TooLong(message);
     }
     TextError::Conversation(format!(
         "the model's chat template failed on these messages: {}",

@@ -49,6 +49,10 @@ pub enum TextError {
     /// The chat template fails on the conversation.
     #[error("{0}")]
     Conversation(String),
+    /// The chat template ran for too long on the conversation. Other forms of the same conversation would
+    /// take as long, so none is tried.
+    #[error("{0}")]
+    TooLong(String),
     /// The template or the tokenizer failed.
     #[error("{0}")]
     Internal(String),

@@ -1,12 +1,12 @@
 //! The long-lived stream to a worker: connect, shake hands, exchange frames until either side ends it.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use proto::v1::worker_client::WorkerClient;
 use proto::version::{PROTOCOL_VERSIONS, common_version};
 use proto::{MAX_FRAME_BYTES, v1};
-use service::tls::ClientTls;
 use speculation::Role;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -14,6 +14,7 @@ use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::workers::OUTBOX_FRAMES;
+use crate::workers::tls::WorkerTls;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -28,7 +29,7 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout for fetching one asset.
 const ASSET_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Maximum size of an asset; larger ones are refused.
+/// Maximum size of an asset, and of all assets of a worker together; larger ones are refused.
 const MAX_ASSET_BYTES: u64 = 256 << 20;
 
 /// An open stream after the handshake.
@@ -54,11 +55,11 @@ pub struct RouterIdentity {
     /// Distinguishes routers at workers that serve several.
     pub router_id: u64,
     /// TLS settings for workers at `https://` addresses.
-    pub tls: Option<ClientTls>,
+    pub tls: Option<WorkerTls>,
 }
 
-/// Connects and completes the handshake.
-pub async fn connect(address: &str, identity: &RouterIdentity) -> anyhow::Result<Connection> {
+/// Connects to a worker that discovery lists in this role, and completes the handshake.
+pub async fn connect(address: &str, role: &str, identity: &RouterIdentity) -> anyhow::Result<Connection> {
     let mut endpoint = Endpoint::from_shared(address.to_owned())
         .with_context(|| format!("`{address}` is not an address; expected http://HOST:PORT"))?
         .tcp_nodelay(true)
@@ -70,7 +71,7 @@ pub async fn connect(address: &str, identity: &RouterIdentity) -> anyhow::Result
             .tls
             .as_ref()
             .context("the worker uses TLS: set --worker-ca FILE to the authority of its certificate")?;
-        endpoint = endpoint.tls_config(tls.config())?;
+        endpoint = endpoint.tls_config(tls.of(role).config())?;
     } else {
         ensure!(
             identity.tls.is_none(),
@@ -117,6 +118,30 @@ async fn open(endpoint: &Endpoint, timeout: Duration) -> anyhow::Result<Channel>
     opened.context("timed out connecting")?.context("cannot connect")
 }
 
+/// Fetches all assets of a worker, by name.
+pub async fn fetch_assets(
+    client: &WorkerClient<Channel>,
+    assets: &[v1::Asset],
+) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
+    check_total(assets)?;
+    let mut fetched = BTreeMap::new();
+    for asset in assets {
+        fetched.insert(asset.name.clone(), fetch_asset(client, asset).await?);
+    }
+    Ok(fetched)
+}
+
+/// Refuses assets that are too large together: a worker may announce any number of them.
+fn check_total(assets: &[v1::Asset]) -> anyhow::Result<()> {
+    let total = assets.iter().fold(0_u64, |total, asset| total.saturating_add(asset.size));
+    ensure!(
+        total <= MAX_ASSET_BYTES,
+        "the {} assets have {total} bytes together, more than the limit of {MAX_ASSET_BYTES}",
+        assets.len()
+    );
+    Ok(())
+}
+
 /// Fetches one asset within a minute and checks it against the hash in the handshake.
 pub async fn fetch_asset(client: &WorkerClient<Channel>, asset: &v1::Asset) -> anyhow::Result<Vec<u8>> {
     let fetched = tokio::time::timeout(ASSET_TIMEOUT, read_asset(client, asset)).await;
@@ -154,7 +179,17 @@ async fn read_asset(client: &WorkerClient<Channel>, asset: &v1::Asset) -> anyhow
 
 #[cfg(test)]
 mod tests {
+    use service::tls::ClientTls;
+
     use super::*;
+
+    #[test]
+    fn assets_are_limited_together() {
+        let asset = |size| v1::Asset { size, ..v1::Asset::default() };
+        check_total(&[asset(MAX_ASSET_BYTES - 1), asset(1)]).unwrap();
+        check_total(&[asset(MAX_ASSET_BYTES), asset(1)]).unwrap_err();
+        check_total(&[asset(u64::MAX), asset(1)]).unwrap_err();
+    }
 
     /// A stopped process, or a proxy without one behind it, accepts connections and says nothing.
     #[tokio::test]

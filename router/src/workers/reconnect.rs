@@ -51,7 +51,7 @@ impl ReconnectLoop {
     ) {
         let Endpoint { address, role } = &self.endpoint;
         let mut backoff = FIRST_BACKOFF;
-        let mut last_worker_id = None;
+        let mut last_process = None;
         let mut last_error = None;
         loop {
             let started_at = tokio::time::Instant::now();
@@ -61,12 +61,11 @@ impl ReconnectLoop {
                 () = &mut cancelled => return,
                 // Nothing is lost: there is no connection yet.
                 () = self.until_unlisted() => return,
-                connected = registry.connect(&self.endpoint, last_worker_id) => connected,
+                connected = registry.connect(&self.endpoint, &mut last_process) => connected,
             };
             let result = match connected {
                 Ok(connection) => {
                     last_error = None;
-                    last_worker_id = connection.worker_id();
                     let listing = Listing::new(self.listed.clone(), self.unlisted == Unlisted::Removed);
                     registry.serve(&self.endpoint, connection, cancelled.as_mut(), listing).await
                 }

@@ -4,7 +4,10 @@
 //! address, would silence the first. The registry never touches sequences: frames go to the scheduler's
 //! driver.
 
-use std::collections::{BTreeMap, HashMap};
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use crate::catalog::Catalog;
-use crate::workers::connection::{Connection, RouterIdentity, connect, fetch_asset};
+use crate::workers::connection::{Connection, RouterIdentity, connect, fetch_asset, fetch_assets};
 use crate::workers::follow::Endpoint;
 use crate::workers::served_models::{ServedModels, TargetModel, asset_hashes};
 use crate::workers::token_differences::TokenDifferences;
@@ -63,40 +66,49 @@ pub(super) struct CheckedConnection {
     model: Option<TargetModel>,
 }
 
+/// A worker's process, as its hello describes it. The role is a part of it: every worker can send the id of
+/// another one, which discovery lists, and must not end connections to workers of the other role that way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ProcessId {
+    role: Role,
+    worker_id: u64,
+}
+
 /// An established connection that broke: the worker stopped, or the network between.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct ConnectionEnded(String);
 
-impl CheckedConnection {
-    /// Identifies the worker's process; `None` if the worker sent no id.
-    pub(super) fn worker_id(&self) -> Option<u64> {
-        worker_id_of(&self.connection.hello)
-    }
-}
-
 impl Registry {
     /// Creates a registry that sends its events to `events`.
     pub fn new(identity: RouterIdentity, catalog: Catalog, events: mpsc::Sender<WorkerEvent>) -> Self {
-        let (state, token_differences) = (Mutex::default(), TokenDifferences::default());
-        Self { identity, catalog, events, next_key: AtomicU64::new(1), state, token_differences }
+        Self {
+            identity,
+            catalog,
+            events,
+            next_key: AtomicU64::new(1),
+            state: Mutex::default(),
+            token_differences: TokenDifferences::default(),
+        }
     }
 
-    /// Connects and checks that the worker's role matches discovery. `last_worker_id` is the process that
-    /// last answered at this endpoint.
+    /// Connects and checks that the worker's role matches discovery. `last_process` is the process that last
+    /// answered at this endpoint.
     ///
-    /// Cancel safety: a dropped future leaves no state and no connection.
+    /// Cancel safety: a dropped future leaves no state but `last_process`, and no connection.
     pub(super) async fn connect(
         &self,
         endpoint: &Endpoint,
-        last_worker_id: Option<u64>,
+        last_process: &mut Option<ProcessId>,
     ) -> anyhow::Result<CheckedConnection> {
-        if let Some(peer) = self.connected_as(endpoint, last_worker_id).await {
+        if let Some(peer) = self.connected_as(endpoint, *last_process).await {
             // A second stream would end the first, whose retry would end the second, and so on.
             let (role, address) = (peer.info.role.as_str(), peer.info.address);
             anyhow::bail!("the worker is already connected as {role} {address}: list it only once");
         }
-        let connection = connect(&endpoint.address, &self.identity).await?;
+        let connection = connect(&endpoint.address, &endpoint.role, &self.identity).await?;
+        // Also if it is refused below: each further stream to it would end the one that is in use.
+        *last_process = process_id(connection.role, &connection.hello);
         anyhow::ensure!(
             connection.role.as_str() == endpoint.role,
             "discovery lists the worker as {}, but its hello says {}",
@@ -189,10 +201,7 @@ impl Registry {
         if let Some(text) = known {
             return Ok(TargetModel::new(hello, text));
         }
-        let mut assets = BTreeMap::new();
-        for asset in &hello.assets {
-            assets.insert(asset.name.clone(), fetch_asset(client, asset).await?);
-        }
+        let assets = fetch_assets(client, &hello.assets).await?;
         let text = tokio::task::spawn_blocking(move || {
             ModelText::from_assets(|name| assets.get(name).map(Vec::as_slice))
         })
@@ -201,11 +210,11 @@ impl Registry {
         Ok(TargetModel::new(hello, Arc::new(text)))
     }
 
-    /// Returns the live connection to the process `worker_id`, or to this address in another role.
-    async fn connected_as(&self, endpoint: &Endpoint, worker_id: Option<u64>) -> Option<Peer> {
+    /// Returns the live connection to this process, or to this address in another role.
+    async fn connected_as(&self, endpoint: &Endpoint, process: Option<ProcessId>) -> Option<Peer> {
         let state = self.state.lock().await;
         let is_same_worker = |peer: &&Peer| {
-            peer.info.address == endpoint.address || (worker_id.is_some() && peer.worker_id() == worker_id)
+            peer.info.address == endpoint.address || (process.is_some() && peer.process_id() == process)
         };
         state.connected.values().find(is_same_worker).cloned()
     }
@@ -215,7 +224,7 @@ impl Registry {
     async fn register(&self, key: WorkerKey, peer: &Peer, model: Option<TargetModel>) -> Vec<Peer> {
         let mut state = self.state.lock().await;
         for other in state.connected.values() {
-            if other.worker_id().is_some() && other.worker_id() == peer.worker_id() {
+            if other.process_id().is_some() && other.process_id() == peer.process_id() {
                 other.replaced.cancel();
             }
         }
@@ -295,14 +304,15 @@ impl Listing {
 }
 
 impl Peer {
-    /// Identifies the worker's process; `None` if the worker sent no id.
-    fn worker_id(&self) -> Option<u64> {
-        worker_id_of(&self.hello)
+    fn process_id(&self) -> Option<ProcessId> {
+        process_id(self.info.role, &self.hello)
     }
 }
 
-fn worker_id_of(hello: &v1::WorkerHello) -> Option<u64> {
-    (hello.worker_id != 0).then_some(hello.worker_id)
+/// Returns the process of a worker; `None` if the worker sent no id.
+fn process_id(role: Role, hello: &v1::WorkerHello) -> Option<ProcessId> {
+    let worker_id = hello.worker_id;
+    (worker_id != 0).then_some(ProcessId { role, worker_id })
 }
 
 /// Describes the first token to which two workers give different ids, if both serve their tokenizer.

@@ -1,9 +1,11 @@
-//! TLS settings for connections to workers: trusted authority and client certificate.
+//! TLS settings for connections to workers: trusted authority, client certificate, and the names that the
+//! workers' certificates must have.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use service::config::Faults;
+use service::discovery::TARGET;
 use service::tls::{ClientFiles, ClientTls, is_server_name};
 
 /// Flags of TLS for connections to workers.
@@ -23,6 +25,33 @@ pub struct WorkerTlsFlags {
     /// workers whose addresses no certificate can list, such as pods
     #[arg(long, value_name = "NAME")]
     pub worker_name: Option<String>,
+    /// Name that the certificate of every target worker must have, instead of --worker-name or the host of
+    /// its address: a worker without it, such as a draft worker, cannot register as a target
+    #[arg(long, value_name = "NAME")]
+    pub target_name: Option<String>,
+}
+
+/// TLS settings for connections to workers, by the role in which discovery lists them.
+#[derive(Debug, Clone)]
+pub struct WorkerTls {
+    /// For draft workers.
+    pub draft: ClientTls,
+    /// For targets.
+    pub target: ClientTls,
+}
+
+impl From<ClientTls> for WorkerTls {
+    /// The same settings for workers of both roles.
+    fn from(tls: ClientTls) -> Self {
+        Self { draft: tls.clone(), target: tls }
+    }
+}
+
+impl WorkerTls {
+    /// The settings for a worker that discovery lists in this role.
+    pub fn of(&self, role: &str) -> &ClientTls {
+        if role == TARGET { &self.target } else { &self.draft }
+    }
 }
 
 /// Raw settings of TLS for connections to workers.
@@ -32,23 +61,59 @@ pub struct RawWorkerTls {
     worker_cert: Option<PathBuf>,
     worker_key: Option<PathBuf>,
     worker_name: Option<String>,
+    target_name: Option<String>,
 }
 
 impl RawWorkerTls {
     /// Returns the TLS settings; `None` without an authority, or if there was a fault.
-    pub fn validate(&self, faults: &mut Faults) -> Option<ClientTls> {
+    pub fn validate(&self, faults: &mut Faults) -> Option<WorkerTls> {
         let [ca, cert, key] = [&self.worker_ca, &self.worker_cert, &self.worker_key].map(Option::as_deref);
-        let name = self.worker_name.as_deref();
-        faults.check("worker_name", name.is_none() || ca.is_some(), || {
-            "needs --worker-ca FILE as well".to_owned()
-        });
-        faults.check("worker_name", name.is_none_or(is_server_name), || {
-            "is no name or address that a certificate can have".to_owned()
-        });
+        for (field, name) in [("worker_name", &self.worker_name), ("target_name", &self.target_name)] {
+            faults
+                .check(field, name.is_none() || ca.is_some(), || "needs --worker-ca FILE as well".to_owned());
+            faults.check(field, name.as_deref().is_none_or(is_server_name), || {
+                "is no name or address that a certificate can have".to_owned()
+            });
+        }
         let tls = ClientFiles { name: "worker", ca, cert, key }.validate(faults)?;
-        Some(match name {
+        let draft = match &self.worker_name {
             Some(name) => tls.expecting(name),
             None => tls,
-        })
+        };
+        let target = match &self.target_name {
+            Some(name) => draft.clone().expecting(name),
+            None => draft.clone(),
+        };
+        Some(WorkerTls { draft, target })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is wrong with these settings and this name of workers and of targets.
+    fn faults(raw: RawWorkerTls, name: &str) -> String {
+        let mut faults = Faults::new();
+        let (worker_name, target_name) = (Some(name.to_owned()), Some(name.to_owned()));
+        RawWorkerTls { worker_name, target_name, ..raw }.validate(&mut faults);
+        faults.finish().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn required_names_need_an_authority_and_can_be_in_a_certificate() {
+        let directory = tempfile::tempdir().unwrap();
+        let ca = directory.path().join("ca.pem");
+        let authority = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        std::fs::write(&ca, authority.cert.pem()).unwrap();
+        let with_ca = RawWorkerTls { worker_ca: Some(ca), ..RawWorkerTls::default() };
+        for (faults, expected) in [
+            (faults(RawWorkerTls::default(), "workers.test"), "needs --worker-ca FILE as well"),
+            (faults(with_ca, "no name at all"), "is no name or address that a certificate can have"),
+        ] {
+            for field in ["worker_name", "target_name"] {
+                assert!(faults.contains(&format!("{field}: {expected}")), "{faults}");
+            }
+        }
     }
 }

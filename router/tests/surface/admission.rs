@@ -1,12 +1,16 @@
 //! The permit travels inside the response: released when the response ends, and when it is dropped.
 
+use std::time::Duration;
+
 use axum::body::Body;
+use futures::FutureExt as _;
 use http_body_util::BodyExt as _;
-use router::admission::AdmissionLimits;
+use router::admission::{AdmissionLimits, AdmissionRequest};
 use router::api::allowed_hosts::AllowedHosts;
 use router::api::http::http_app;
 use router::request::Auth;
 use serde_json::{Value, json};
+use service::shutdown::ShutdownOutcome;
 use tower::ServiceExt as _;
 
 use crate::client::{MODEL, TestRouter, eventually, post};
@@ -77,10 +81,36 @@ async fn waiting_requests_are_admitted_when_capacity_is_free() {
     let body = body(json!({}));
     let waiting = router.ok("/v1/completions", &body);
     let (answer, ()) = tokio::join!(waiting, async {
-        let page = || router.state.metrics_page.encode(service::metrics::Exposition::Prometheus);
-        let gauge = r#"vllm:num_requests_waiting{model_name="org/demo",engine="0"} 1"#;
-        eventually("waiting", || page().contains(gauge)).await;
+        one_waits(&router).await;
         drop(open);
     });
     assert_eq!(answer["choices"][0]["text"], "0 fine");
+}
+
+/// Waits until one request waits for admission.
+async fn one_waits(router: &TestRouter) {
+    let page = || router.state.metrics_page.encode(service::metrics::Exposition::Prometheus);
+    let gauge = r#"vllm:num_requests_waiting{model_name="org/demo",engine="0"} 1"#;
+    eventually("waiting", || page().contains(gauge)).await;
+}
+
+#[tokio::test]
+async fn a_drain_waits_for_requests_that_wait_for_admission() {
+    let limits = AdmissionLimits { max_sequences: 1, max_waiting_requests: 1 };
+    let router = TestRouter::with(Auth::Open, limits).with_reply(" fine");
+    // Of no request, so that the drain does not wait for its holder.
+    let whole = AdmissionRequest { num_sequences: 1, priority: 0, key: 0 };
+    let permit = router.state.admission.admit(whole).await.unwrap();
+    let body = body(json!({}));
+    // Not through `ok`, which repeats the request: the router has stopped by then.
+    let waiting = router.post("/v1/completions", body.to_string());
+    let (answer, outcome) = tokio::join!(waiting, async {
+        one_waits(&router).await;
+        let mut drain = Box::pin(router.state.lifetime.drain(Duration::from_secs(60)));
+        assert!(drain.as_mut().now_or_never().is_none(), "the drain ends before the request has begun");
+        drop(permit);
+        drain.await
+    });
+    let text = &answer.json()["choices"][0]["text"];
+    assert_eq!((text, outcome), (&json!("0 fine"), ShutdownOutcome::Clean));
 }

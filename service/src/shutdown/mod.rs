@@ -163,6 +163,11 @@ impl Lifetime {
         }
     }
 
+    /// The first essential task or thread that has panicked.
+    pub fn failed_task(&self) -> Option<&'static str> {
+        *self.inner.failed.borrow()
+    }
+
     /// Holds the gate open for a thread that the process can do without, or whose panics are caught; move the
     /// hold into the thread.
     pub fn thread(&self, name: &'static str) -> GateGuard {

@@ -77,6 +77,7 @@ async fn the_panic_of_an_essential_task_is_a_failure_of_the_whole_process() {
     let process = Lifetime::new();
     let connection = process.child();
     let failed = process.failed();
+    assert_eq!(process.failed_task(), None);
     let unimportant = connection.spawn("request", async { panic!("on purpose, by a test") });
     assert!(unimportant.await.is_err());
     let finished = connection.spawn_essential("done", async { 7 });
@@ -84,6 +85,7 @@ async fn the_panic_of_an_essential_task_is_a_failure_of_the_whole_process() {
     let essential = connection.spawn_essential("listener", async { panic!("on purpose, by a test") });
     assert!(essential.await.expect_err("the panic reaches the handle as well").is_panic());
     assert_eq!(failed.await, "listener");
+    assert_eq!(process.failed_task(), Some("listener"));
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use prost::Message as _;
 use proto::v1;
 use proto::v1::worker_server::Worker;
 use router::workers::connection::{RouterIdentity, connect};
+use service::discovery::TARGET;
 use service::shutdown::Lifetime;
 use tests::fake_worker::serve;
 use tonic::{Request, Response, Status, Streaming};
@@ -54,14 +55,16 @@ async fn the_router_connects_to_a_worker_of_the_first_build() -> anyhow::Result<
     let identity = RouterIdentity { router_id: 7, tls: None };
     for versions in [None, Some((0, 1)), Some((1, 9))] {
         let url = serve(OlderWorker { versions }, &lifetime).await?;
-        let connection = connect(&url, &identity).await.with_context(|| format!("{versions:?}"))?;
+        let connection = connect(&url, TARGET, &identity).await.with_context(|| format!("{versions:?}"))?;
         ensure!(connection.hello.model_id == "demo", "{:?}", connection.hello);
         ensure!(connection.credits == Some(1_024), "{:?}", connection.credits);
     }
     for versions in [(2, 9), (0, 0), (3, 2)] {
         let url = serve(OlderWorker { versions: Some(versions) }, &lifetime).await?;
-        let error =
-            connect(&url, &identity).await.err().with_context(|| format!("{versions:?} was accepted"))?;
+        let error = connect(&url, TARGET, &identity)
+            .await
+            .err()
+            .with_context(|| format!("{versions:?} was accepted"))?;
         ensure!(error.to_string().contains("upgrade the older one"), "{error:#}");
     }
     Ok(())

@@ -3,6 +3,7 @@
 
 use anyhow::{Context as _, ensure};
 use router::workers::connection::{RouterIdentity, connect};
+use service::discovery::TARGET;
 use service::tls::ClientTls;
 use tests::authority::{NAME, TestCa};
 use tests::case::{Case, covering_set};
@@ -13,8 +14,8 @@ use tests::wait::until;
 
 /// Tries to attach to a worker, and returns the error.
 async fn refusal(address: &str, tls: Option<ClientTls>) -> anyhow::Result<String> {
-    let identity = RouterIdentity { router_id: 7, tls };
-    match connect(address, &identity).await {
+    let identity = RouterIdentity { router_id: 7, tls: tls.map(Into::into) };
+    match connect(address, TARGET, &identity).await {
         Ok(_) => anyhow::bail!("{address} let it in"),
         Err(error) => Ok(format!("{error:#}")),
     }
@@ -28,7 +29,7 @@ async fn tls_on_every_connection_changes_no_text() -> anyhow::Result<()> {
     let (workers, clients) = (TestCa::new()?, TestCa::new()?);
     let (worker_tls, router_tls) = (workers.client()?, clients.server(false)?);
     let cluster = Cluster::start(|config| {
-        config.worker_tls = Some(worker_tls);
+        config.worker_tls = Some(worker_tls.into());
         config.tls = Some(router_tls);
     })
     .await?;
@@ -64,7 +65,7 @@ async fn tls_on_every_connection_changes_no_text() -> anyhow::Result<()> {
 async fn workers_reject_a_certificate_for_another_name() -> anyhow::Result<()> {
     let workers = TestCa::new()?;
     let router_tls = workers.named_client()?;
-    let cluster = Cluster::start(|config| config.worker_tls = Some(router_tls)).await?;
+    let cluster = Cluster::start(|config| config.worker_tls = Some(router_tls.into())).await?;
     let (_target, listen) = cluster.add_target_with_tls(workers.server_for_named()?).await?;
     let https = format!("https://{listen}");
     refusal(&https, Some(workers.client()?)).await?;
@@ -79,7 +80,7 @@ async fn workers_reject_a_certificate_for_another_name() -> anyhow::Result<()> {
 async fn a_worker_may_be_known_by_its_name_instead_of_its_address() -> anyhow::Result<()> {
     let workers = TestCa::new()?;
     let router_tls = workers.client()?.expecting(NAME);
-    let cluster = Cluster::start(|config| config.worker_tls = Some(router_tls)).await?;
+    let cluster = Cluster::start(|config| config.worker_tls = Some(router_tls.into())).await?;
     let (_target, listen) = cluster.add_target_with_tls(workers.named_server()?).await?;
     let reason = refusal(&format!("https://{listen}"), Some(workers.client()?)).await?;
     ensure!(reason.contains("certificate"), "no reason in: {reason}");

@@ -15,7 +15,7 @@ const NULL_WORD: &str = "None";
 
 impl ChatTemplate {
     /// Renders a conversation. Arguments of calls are passed as objects, or as JSON texts if the template
-    /// fails on objects (DeepSeek's).
+    /// fails on objects (DeepSeek's), except by running for too long.
     pub(crate) fn render_calls(
         &self,
         messages: &[ConversationMessage],
@@ -40,7 +40,8 @@ impl ChatTemplate {
         extra: &Map<String, Value>,
     ) -> Result<String, TextError> {
         let with_null = self.render(messages, extra);
-        if messages.iter().all(|message| message.content.is_some()) {
+        let is_final = matches!(with_null, Err(TextError::TooLong(_)));
+        if is_final || messages.iter().all(|message| message.content.is_some()) {
             return with_null;
         }
         let names = CalledNames::without_content(messages);
@@ -63,7 +64,7 @@ impl ChatTemplate {
                 if writes_null || lacks_calls { with_text } else { with_null }
             }
             (Ok(prompt), Err(_)) | (Err(_), Ok(prompt)) => prompt,
-            (Err(error), Err(_)) => return Err(error),
+            (Err(_), Err(error @ TextError::TooLong(_))) | (Err(error), Err(_)) => return Err(error),
         };
         match names.missing_in(&prompt).filter(|_| self.source.contains("tool_calls")) {
             None => Ok(prompt),

@@ -178,6 +178,26 @@ fn templates_that_need_a_text_see_arguments_as_one() {
     assert!(matches!(error, TextError::Conversation(_)), "{error}");
 }
 
+/// A rendering that takes too long blocks other prompts for seconds.
+#[test]
+fn no_other_form_is_tried_after_a_rendering_that_took_too_long() {
+    let source = "{% set m = messages[1] %}\
+        {% if m.content is none or m.tool_calls[0].function.arguments is mapping %}\
+        {% for i in range(10000) %}{% for j in range(10000) %}{% endfor %}{% endfor %}{% endif %}get_weather";
+    let template = ChatTemplate::compile(source, "", "").unwrap();
+    let without_content = call();
+    let mut with_content = call();
+    with_content[1].content = Some("I look".to_owned());
+    // The form that would be tried next.
+    let mut with_text = with_content.clone();
+    with_text[1].tool_calls[0]["function"]["arguments"] = json!("{}");
+    assert_eq!(template.render_calls(&with_text, &Map::new()).unwrap(), "get_weather");
+    for messages in [without_content, with_content] {
+        let error = template.render_calls(&messages, &Map::new()).unwrap_err();
+        assert!(matches!(error, TextError::TooLong(_)), "{error}");
+    }
+}
+
 /// One name is part of another, and the first one that is left out is named.
 #[test]
 fn many_calls_without_content_are_searched_at_once() {
