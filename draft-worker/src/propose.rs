@@ -33,7 +33,11 @@ impl RoleLogic for Propose {
         let spec = shared_spec(task);
         if asked(task).0 > 0 {
             let wants_several = self.wants_candidates(task);
-            let guessed = guess_next(task, &spec, wants_several, rows)?;
+            let guessed = match guess_next(task, &spec, wants_several, rows) {
+                // A draft with another tokenizer may have none of the allowed tokens.
+                Err(DrawError::NothingAllowed { .. }) => return Ok(ended_proposal(task)),
+                guessed => guessed?,
+            };
             task.guesses.token_ids.push(guessed.token_id);
             if effective_mode(&spec) == AcceptanceMode::Rejection {
                 task.guesses.q.push(guessed.q);
@@ -160,6 +164,15 @@ fn guess_next(
             Ok(Guess { token_id: drawn[0].token(position)?, q: Vec::new() })
         }
     }
+}
+
+/// The guesses so far, where no token can follow them. The last one has run, but is not kept, as in any
+/// proposal.
+fn ended_proposal(task: &mut Task) -> StepProgress {
+    let (start, draft) = (task.step.start(), task.guesses.clone());
+    task.cached.truncate(start + (draft.token_ids.len() as u32).saturating_sub(1));
+    let body = ReplyBody::Proposal(Proposal { start, draft });
+    StepProgress::Done { body, keep: task.cached.len() }
 }
 
 /// Returns the proposal once it is complete.

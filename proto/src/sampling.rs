@@ -7,6 +7,15 @@ use crate::{WireError, v1};
 /// Maximum number of entries of a logit bias.
 pub const MAX_LOGIT_BIAS: usize = 4_096;
 
+/// Maximum number of allowed token ids, where not all are.
+pub const MAX_ALLOWED_TOKEN_IDS: usize = 8_192;
+
+/// Maximum number of bad words.
+pub const MAX_BAD_WORDS: usize = 1_024;
+
+/// Maximum number of token ids of all bad words together.
+pub const MAX_BAD_WORD_IDS: usize = 32_768;
+
 /// Maximum number of top log probabilities per position.
 pub const MAX_LOGPROBS: u32 = 64;
 
@@ -29,6 +38,12 @@ pub fn sampling_to_wire(sampling: &SamplingParams) -> v1::SamplingParams {
             .map(|&(token_id, bias)| v1::TokenBias { token_id, bias })
             .collect(),
         min_tokens: Some(sampling.min_tokens),
+        allowed_token_ids: sampling.allowed_token_ids.clone(),
+        bad_words: sampling
+            .bad_words
+            .iter()
+            .map(|word| v1::TokenSequence { token_ids: word.clone() })
+            .collect(),
     }
 }
 
@@ -53,6 +68,7 @@ pub fn sampling_from_wire(wire: &v1::SamplingParams) -> Result<SamplingParams, W
             format!("the bias of token {} is not finite", entry.token_id),
         ));
     }
+    check_exclusions(wire)?;
     Ok(SamplingParams {
         temperature: float("temperature", wire.temperature, default.temperature, 0.0..=100.0)?,
         top_k: wire.top_k.unwrap_or(default.top_k),
@@ -68,7 +84,32 @@ pub fn sampling_from_wire(wire: &v1::SamplingParams) -> Result<SamplingParams, W
         presence_penalty: float("presence_penalty", wire.presence_penalty, 0.0, -100.0..=100.0)?,
         logit_bias: wire.logit_bias.iter().map(|entry| (entry.token_id, entry.bias)).collect(),
         min_tokens: wire.min_tokens.unwrap_or(default.min_tokens),
+        allowed_token_ids: wire.allowed_token_ids.clone(),
+        bad_words: wire.bad_words.iter().map(|word| word.token_ids.clone()).collect(),
     })
+}
+
+fn check_exclusions(wire: &v1::SamplingParams) -> Result<(), WireError> {
+    let (allowed, bad_words) = (&wire.allowed_token_ids, &wire.bad_words);
+    if allowed.len() > MAX_ALLOWED_TOKEN_IDS {
+        let problem = format!("{} ids, at most {MAX_ALLOWED_TOKEN_IDS}", allowed.len());
+        return Err(WireError::new("allowed_token_ids", problem));
+    }
+    if !allowed.is_sorted() {
+        return Err(WireError::new("allowed_token_ids", "the ids do not ascend"));
+    }
+    let num_ids: usize = bad_words.iter().map(|word| word.token_ids.len()).sum();
+    if bad_words.len() > MAX_BAD_WORDS || num_ids > MAX_BAD_WORD_IDS {
+        let problem = format!(
+            "{} sequences of {num_ids} ids, at most {MAX_BAD_WORDS} of {MAX_BAD_WORD_IDS}",
+            bad_words.len()
+        );
+        return Err(WireError::new("bad_words", problem));
+    }
+    if bad_words.iter().any(|word| word.token_ids.is_empty()) {
+        return Err(WireError::new("bad_words", "a sequence is empty"));
+    }
+    Ok(())
 }
 
 /// Converts to the wire.

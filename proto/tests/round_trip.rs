@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use proptest::collection::vec;
+use proptest::collection::{btree_set, vec};
 use proptest::option;
 use proptest::prelude::*;
 
@@ -18,12 +18,14 @@ use speculation::{
 
 fn sampling() -> impl Strategy<Value = SamplingParams> {
     let floats = (0.0f32..=2.0, 0.0f32..=1.0, 0.0f32..=1.0, 0.1f32..=2.0, -2.0f32..=2.0, -2.0f32..=2.0);
-    (floats, any::<u32>(), vec((any::<u32>(), -100.0f32..100.0), 0..4), any::<u32>()).prop_map(
+    let exclusions = (btree_set(any::<u32>(), 0..4), vec(vec(any::<u32>(), 1..4), 0..3));
+    (floats, any::<u32>(), vec((any::<u32>(), -100.0f32..100.0), 0..4), any::<u32>(), exclusions).prop_map(
         |(
             (temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty),
             top_k,
             logit_bias,
             min_tokens,
+            (allowed_token_ids, bad_words),
         )| {
             SamplingParams {
                 temperature,
@@ -35,6 +37,8 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
                 presence_penalty,
                 logit_bias,
                 min_tokens,
+                allowed_token_ids: allowed_token_ids.into_iter().collect(),
+                bad_words,
             }
         },
     )
@@ -195,5 +199,11 @@ fn errors_name_the_field_that_is_out_of_bounds() {
     assert!(
         sampling(&|s| s.logit_bias = vec![v1::TokenBias { token_id: 3, bias: f32::NAN }]).contains("token 3")
     );
+    assert!(sampling(&|s| s.allowed_token_ids = vec![0; 8_193]).starts_with("allowed_token_ids: 8193 ids"));
+    assert!(sampling(&|s| s.allowed_token_ids = vec![4, 3]).starts_with("allowed_token_ids: the ids do not"));
+    let words = |count, len| vec![v1::TokenSequence { token_ids: vec![1; len] }; count];
+    assert!(sampling(&|s| s.bad_words = words(1_025, 1)).starts_with("bad_words: 1025 sequences"));
+    assert!(sampling(&|s| s.bad_words = words(2, 16_385)).contains("of 32770 ids"));
+    assert!(sampling(&|s| s.bad_words = words(1, 0)).starts_with("bad_words: a sequence is empty"));
     assert!(reply_from_wire(v1::Reply::default()).unwrap_err().to_string().starts_with("body"));
 }

@@ -212,9 +212,9 @@ const SERVER: &str = "server_error";
 impl From<text::TextError> for RouterError {
     fn from(error: text::TextError) -> Self {
         match error {
-            text::TextError::Refused(message) | text::TextError::Conversation(message) => {
-                Self::invalid("messages", message)
-            }
+            text::TextError::Refused(message)
+            | text::TextError::Conversation(message)
+            | text::TextError::TooLong(message) => Self::invalid("messages", message),
             text::TextError::Internal(message) => Self::Internal(message),
         }
     }

@@ -2,6 +2,7 @@
 //! milliseconds and would block other requests on the async runtime, so it runs on the threads of a
 //! [`TokenizePool`].
 
+mod bad_words;
 mod chat;
 mod jobs;
 mod newest;
@@ -16,6 +17,7 @@ use crate::error::RouterError;
 use crate::task_type::classify;
 use text::{ConversationMessage, Framing, ModelText};
 
+pub use self::bad_words::bad_word_ids;
 pub use self::newest::{PromptLimits, tokenize_newest};
 pub use self::pool::TokenizePool;
 

@@ -82,7 +82,7 @@ impl CachedSequence {
         self.spec.as_ref()
     }
 
-    /// Occurrences of each cached id; kept only for sequences with penalties.
+    /// Describes the cached ids; kept only for sequences whose draws depend on them.
     pub fn counts_mut(&mut self) -> &mut TokenCounts {
         &mut self.counts
     }
@@ -127,7 +127,7 @@ impl CachedSequence {
 
     /// Drops everything from `len` on; the worker must cut its KV as well.
     pub fn truncate(&mut self, len: u32) {
-        if self.counts_penalties() {
+        if self.counts_ids() {
             for &id in self.prefix.ids().iter().skip(len as usize).rev() {
                 self.counts.pop(id);
             }
@@ -137,7 +137,7 @@ impl CachedSequence {
 
     /// Appends ids whose KV is now cached: accepted ones at a target, drafted ones at a draft worker.
     pub fn append(&mut self, ids: &[TokenId]) {
-        if self.counts_penalties() {
+        if self.counts_ids() {
             for &id in ids {
                 self.counts.push(id);
             }
@@ -145,8 +145,8 @@ impl CachedSequence {
         self.prefix.extend(ids);
     }
 
-    fn counts_penalties(&self) -> bool {
-        self.spec.as_ref().is_some_and(|spec| spec.sampling.has_penalties())
+    fn counts_ids(&self) -> bool {
+        self.spec.as_ref().is_some_and(|spec| spec.sampling.depends_on_context())
     }
 }
 
@@ -281,11 +281,16 @@ mod tests {
         assert_eq!(cached.ids(), &[5, 6, 8]);
     }
 
-    /// Penalties depend on them, so they must not show how the ids came to be cached.
+    /// Penalties and bad words depend on them, so they must not show how the ids came to be cached.
     #[test]
     fn counts_are_those_of_the_cached_ids() {
+        check_counts(&SamplingParams { presence_penalty: 0.5, ..SamplingParams::default() });
+        check_counts(&SamplingParams { bad_words: vec![vec![7, 5]], ..SamplingParams::default() });
+    }
+
+    fn check_counts(sampling: &SamplingParams) {
         let spec = |prompt_len| {
-            let sampling = SamplingParams { presence_penalty: 0.5, ..SamplingParams::default() };
+            let sampling = sampling.clone();
             Some(Arc::new(SequenceSpec { prompt_len, sampling, ..SequenceSpec::default() }))
         };
         let check = |cached: &mut CachedSequence, (ids, prompt_len): (&[TokenId], u32)| {

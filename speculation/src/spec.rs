@@ -25,6 +25,11 @@ pub struct SamplingParams {
     pub logit_bias: Vec<(TokenId, f32)>,
     /// Stop tokens cannot be drawn before this many output tokens.
     pub min_tokens: u32,
+    /// Only these tokens can be drawn, in ascending order; empty: all.
+    pub allowed_token_ids: Vec<TokenId>,
+    /// The last token of each of these sequences cannot be drawn where the output ends with the others. None
+    /// is empty.
+    pub bad_words: Vec<Vec<TokenId>>,
 }
 
 impl Default for SamplingParams {
@@ -39,6 +44,8 @@ impl Default for SamplingParams {
             presence_penalty: 0.0,
             logit_bias: Vec::new(),
             min_tokens: 0,
+            allowed_token_ids: Vec::new(),
+            bad_words: Vec::new(),
         }
     }
 }
@@ -54,9 +61,19 @@ impl SamplingParams {
         self.top_k > 0 || self.top_p < 1.0 || self.min_p > 0.0
     }
 
-    /// Whether logits depend on the tokens before the position.
+    /// Whether tokens that occurred are penalized.
     pub fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
+    }
+
+    /// Whether tokens are excluded by [`Self::allowed_token_ids`] or [`Self::bad_words`].
+    pub fn has_exclusions(&self) -> bool {
+        !self.allowed_token_ids.is_empty() || !self.bad_words.is_empty()
+    }
+
+    /// Whether logits depend on the tokens before the position.
+    pub fn depends_on_context(&self) -> bool {
+        self.has_penalties() || !self.bad_words.is_empty()
     }
 }
 

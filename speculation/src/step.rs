@@ -78,12 +78,12 @@ impl Step {
 
     /// Whether a draft worker can tell which ids of the step's context it would have drawn. These are
     /// committed tokens that follow another id of the step, in a sequence whose draws do not depend on
-    /// earlier drawn ids: no penalties, no grammar.
+    /// earlier drawn ids: no penalties, no bad words, no grammar.
     pub fn is_comparable(&self, spec: &SequenceSpec) -> bool {
         (2..=MAX_COMPARED_IDS).contains(&self.append_ids.len())
             && self.base_len + 1 >= spec.prompt_len
             && spec.acceptance == AcceptanceMode::Coupled
-            && !spec.sampling.has_penalties()
+            && !spec.sampling.depends_on_context()
             && spec.grammar.is_none()
             && !self.is_scoring(spec)
     }

@@ -14,7 +14,9 @@ use draft_worker::translated::TranslatedExecutor;
 use serde_json::Value;
 use speculation::cached_sequence::{Admission, CachedSequence};
 use speculation::prefix::Prefix;
-use speculation::{ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work};
+use speculation::{
+    Draft, Proposal, ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work,
+};
 use text::{Framing, ModelText};
 use worker::Task;
 use worker::executor::StepExecutor;
@@ -212,6 +214,40 @@ fn nobody_waits_for_the_prefix_of_a_step_that_waits_for_its_grammar() {
     let finished = executor.advance(&mut tasks, u32::MAX).expect("there is room");
     let finished: Vec<SequenceId> = finished.iter().map(|(task, _)| task.key.sequence).collect();
     assert_eq!(finished, [SequenceId(2)]);
+}
+
+/// With another tokenizer than the target's, a draft may have none of the allowed tokens. One with the same
+/// tokenizer ends its proposal there as well.
+#[test]
+fn a_proposal_ends_where_no_token_is_allowed() {
+    let config = config(&demo("target"), &[]);
+    let decide = Propose { keeps_candidates: false };
+    let native = worker::serve::load(&config.worker, Role::Draft, decide).expect("the draft loads");
+    check_ends_of_proposals(native.executor);
+    check_ends_of_proposals(executor());
+}
+
+fn check_ends_of_proposals(executor: impl StepExecutor) {
+    let mut sequence = Sequence::new(executor);
+    let ids = prompt_ids();
+    let prompt_len = ids.len() as u32;
+    for (allowed, bad_words, expected) in [
+        (1_000_000, vec![], vec![]),
+        (300, vec![vec![300]], vec![]),
+        (300, vec![vec![300, 300, 300]], vec![300, 300]),
+        (300, vec![], vec![300; 4]),
+    ] {
+        sequence.begin_anew();
+        let sampling =
+            SamplingParams { allowed_token_ids: vec![allowed], bad_words, ..SamplingParams::default() };
+        let spec = SequenceSpec { prompt_len, max_len: 200, sampling, ..SequenceSpec::default() };
+        let work = Work::Propose { num_draft_tokens: 4, num_tree_tokens: 0 };
+        let (body, _) = sequence.run(&step((1, &Arc::new(spec)), (&ids, 0, ids.len()), work));
+        let num_kept = (expected.len() as u32).saturating_sub(1);
+        let proposal = Proposal { start: prompt_len, draft: Draft::chain(expected) };
+        assert_eq!(body, ReplyBody::Proposal(proposal), "{allowed}");
+        assert_eq!(sequence.cached.len(), prompt_len + num_kept, "{allowed}");
+    }
 }
 
 /// A step with the context `ids[base..end]`.

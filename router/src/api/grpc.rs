@@ -173,6 +173,7 @@ fn parse_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result
         keep_special_tokens: message.skip_special_tokens == Some(false),
         ignore_eos: message.ignore_eos,
         logprobs: message.logprobs.map(i64::from),
+        prompt_logprobs: None,
         echo: message.echo,
         tools: RawTools::default(),
         grammar: message.grammar.map(|document| parse_grammar(&document)).transpose()?,
@@ -232,6 +233,14 @@ fn parse_sampling(sampling: v1::SamplingParams) -> RawSampling {
             .logit_bias
             .into_iter()
             .map(|entry| (i64::from(entry.token_id), widen(entry.bias)))
+            .collect(),
+        allowed_token_ids: (!sampling.allowed_token_ids.is_empty())
+            .then(|| sampling.allowed_token_ids.into_iter().map(i64::from).collect()),
+        bad_words: Vec::new(),
+        bad_word_ids: sampling
+            .bad_words
+            .into_iter()
+            .map(|word| word.token_ids.into_iter().map(i64::from).collect())
             .collect(),
     }
 }

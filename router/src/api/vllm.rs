@@ -236,6 +236,8 @@ struct RenderedSampling {
     frequency_penalty: f32,
     presence_penalty: f32,
     logit_bias: Option<Map<String, Value>>,
+    allowed_token_ids: Option<Vec<u32>>,
+    bad_words: Vec<String>,
     seed: i64,
     stop: Vec<String>,
     stop_token_ids: Vec<u32>,
@@ -244,6 +246,7 @@ struct RenderedSampling {
     max_tokens: u32,
     min_tokens: u32,
     logprobs: Option<u32>,
+    prompt_logprobs: Option<u32>,
 }
 
 impl RenderedSampling {
@@ -260,6 +263,8 @@ impl RenderedSampling {
             frequency_penalty: sampling.frequency_penalty,
             presence_penalty: sampling.presence_penalty,
             logit_bias: (!sampling.logit_bias.is_empty()).then(|| biases.collect()),
+            allowed_token_ids: Some(sampling.allowed_token_ids.clone()).filter(|ids| !ids.is_empty()),
+            bad_words: request.bad_words.clone(),
             seed: request.seed as i64,
             stop: request.stop.strings.clone(),
             stop_token_ids: request.stop.token_ids.clone(),
@@ -268,6 +273,7 @@ impl RenderedSampling {
             max_tokens,
             min_tokens: sampling.min_tokens,
             logprobs: request.logprobs,
+            prompt_logprobs: request.prompt_logprobs,
         }
     }
 }

@@ -346,6 +346,7 @@ fn parse_sampling(sampling: vllm::SamplingParams) -> RawSampling {
         frequency_penalty: Some(widen(sampling.frequency_penalty)),
         presence_penalty: Some(widen(sampling.presence_penalty)),
         logit_bias,
+        ..RawSampling::default()
     }
 }
 

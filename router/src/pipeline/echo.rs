@@ -28,7 +28,8 @@ pub enum Echo {
     Off,
     /// The text of the prompt.
     Text(String),
-    /// The text of the prompt, with its tokens and their log probabilities.
+    /// The text of the prompt, with its tokens and their log probabilities; empty if only these are
+    /// requested.
     Logprobs(String),
 }
 

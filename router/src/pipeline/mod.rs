@@ -38,7 +38,8 @@ use crate::request::record::RequestRecord;
 use crate::request::{Auth, Caller, CheckedRequest, RawRequest, span};
 use crate::request_log::RequestLog;
 use crate::tokenize::{
-    Prompt, TokenizePool, TokenizedPrompt, check_vocabulary, predicted_text, tokenize, tokenize_newest,
+    Prompt, TokenizePool, TokenizedPrompt, bad_word_ids, check_vocabulary, predicted_text, tokenize,
+    tokenize_newest,
 };
 
 /// State shared by the APIs. Clones are handles to the same state.
@@ -153,11 +154,13 @@ pub async fn render(
     raw_request: RawRequest,
     caller: &Caller,
 ) -> Result<Rendered, RouterError> {
+    let _work = state.lifetime.work("request");
     if state.lifetime.is_draining() {
         return Err(RouterError::Draining);
     }
     let mut request = raw_request.check(&state.catalog, caller)?;
     let prompts = tokenize_prompts(state, &mut request, caller).await?;
+    tokenize_bad_words(state, &mut request, caller).await?;
     let prepare =
         |prompt| prepare(state, &request, prompt).map(|PreparedPrompt { prompt, spec, .. }| (prompt, spec));
     let prompts = prompts.into_iter().map(prepare).collect::<Result<_, RouterError>>()?;
@@ -203,6 +206,22 @@ async fn tokenize_prediction(
     state.tokenize.run(caller.fair_queue_key(), job).instrument(info_span!("tokenize")).await
 }
 
+/// Tokenizes the words that the output must not contain, and checks the excluded tokens.
+async fn tokenize_bad_words(
+    state: &AppState,
+    request: &mut CheckedRequest,
+    caller: &Caller,
+) -> Result<(), RouterError> {
+    let mut ids = Vec::new();
+    if !request.bad_words.is_empty() {
+        let (model, words) = (Arc::clone(&request.entry.text), request.bad_words.clone());
+        let vocab_size = request.entry.vocab_size;
+        let job = move || bad_word_ids(&model, &words, vocab_size);
+        ids = state.tokenize.run(caller.fair_queue_key(), job).instrument(info_span!("tokenize")).await?;
+    }
+    request.exclude(ids)
+}
+
 async fn check_and_submit(
     state: &AppState,
     raw_request: RawRequest,
@@ -210,6 +229,9 @@ async fn check_and_submit(
     request_id: &str,
     record: &mut RequestRecord,
 ) -> Result<StartedRequest, RouterError> {
+    // Before the check, so that a drain waits for every request that passes it, while it waits for admission,
+    // too.
+    record.in_flight(state.lifetime.work("request"));
     if state.lifetime.is_draining() {
         return Err(RouterError::Draining);
     }
@@ -219,6 +241,7 @@ async fn check_and_submit(
 
     let tokenized = tokenize_prompts(state, &mut request, caller).await?;
     let prediction = tokenize_prediction(state, &mut request, caller).await?;
+    tokenize_bad_words(state, &mut request, caller).await?;
     if let [prompt] = tokenized.as_slice() {
         request.output.apply_prompt(&prompt.text);
     }
@@ -231,12 +254,13 @@ async fn check_and_submit(
     let unread = UnreadBytes::default();
     for PreparedPrompt { prompt: TokenizedPrompt { ids, text, .. }, task_type, spec } in prepared {
         span::record_lane(record.span(), &task_type, spec.acceptance);
-        let echo = match (request.echo, request.logprobs) {
-            (false, _) => Echo::Off,
+        let echo = match (request.echo, request.prompt_logprobs) {
+            (false, None) => Echo::Off,
             (true, None) => Echo::Text(text),
             (true, Some(_)) => Echo::Logprobs(text),
+            (false, Some(_)) => Echo::Logprobs(String::new()),
         };
-        let needs_prompt_logprobs = request.wants_prompt_logprobs() && ids.len() > 1;
+        let needs_prompt_logprobs = request.prompt_logprobs.is_some() && ids.len() > 1;
         let stream = if spec.max_len > spec.prompt_len || needs_prompt_logprobs {
             let generation = GenerationRequest {
                 request_id: request_id.to_owned(),
@@ -273,15 +297,16 @@ fn reserve_echo(
     prepared: &[PreparedPrompt],
 ) -> Result<MemoryReservation, RouterError> {
     let mut reservation = state.response_memory.reserve();
-    if let Some(num_top) = request.logprobs.filter(|_| request.wants_prompt_logprobs()) {
+    if let Some(num_top) = request.prompt_logprobs {
+        let field = if request.echo { "echo" } else { "prompt_logprobs" };
         let num_tokens: usize = prepared.iter().map(|prepared| prepared.prompt.ids.len()).sum();
         let num_bytes = scored_bytes(num_tokens, num_top);
         if num_bytes > RESPONSE_BYTES_MAX {
             let message = format!(
-                "echo: the log probabilities of {num_tokens} prompt tokens take {num_bytes} bytes, at most \
+                "{field}: the log probabilities of {num_tokens} prompt tokens take {num_bytes} bytes, at most \
                  {RESPONSE_BYTES_MAX} are allowed: send fewer prompts, or request fewer log probabilities"
             );
-            return Err(RouterError::invalid("echo", message));
+            return Err(RouterError::invalid(field, message));
         }
         reservation.grow(num_bytes)?;
     }
@@ -310,7 +335,7 @@ async fn admit(
     };
     let permit = state.admission.admit(admission_request);
     let permit = permit.instrument(info_span!("queue")).await?;
-    record.admitted(permit, state.lifetime.work("request"));
+    record.admitted(permit);
     Ok(())
 }
 

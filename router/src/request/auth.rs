@@ -76,7 +76,8 @@ impl Auth {
         let (sender, keys) = watch::channel(first);
         let file = PolledFile::new(path, &text, poll_interval);
         let cancelled = lifetime.cancelled();
-        lifetime.spawn("api-keys", async move {
+        // Without it, keys that are removed from the file would stay valid.
+        lifetime.spawn_essential("api-keys", async move {
             tokio::select! {
                 biased;
                 // Shutdown.

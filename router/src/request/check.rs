@@ -43,6 +43,7 @@ impl RawRequest {
         let min_tokens =
             integer("min_tokens", self.min_tokens, 0..=min_tokens_max.into())?.unwrap_or(0) as u32;
         let logprobs = integer(self.names.logprobs, self.logprobs, 0..=limits::TOP_LOGPROBS_MAX)?;
+        let logprobs = logprobs.map(|count| count as u32);
         let speculation = self.speculation.check()?;
         let requested_priority = integer("priority", self.priority, 0..=u8::MAX.into())?.unwrap_or(0) as u8;
         self.check_prediction(num_choices)?;
@@ -57,7 +58,9 @@ impl RawRequest {
             client_stop_token_ids: self.client_stop_token_ids(&entry),
             output,
             seed: self.seed.filter(|seed| *seed != RANDOM_SEED).map_or_else(draw_seed, |seed| seed as u64),
-            logprobs: logprobs.map(|count| count as u32),
+            bad_words: self.sampling.checked_bad_words()?,
+            prompt_logprobs: self.checked_prompt_logprobs(logprobs)?,
+            logprobs,
             echo: self.echo,
             grammar: self.grammar,
             prediction: self.prediction.filter(|text| !text.is_empty()),
@@ -129,6 +132,22 @@ impl RawRequest {
         let max_tokens = integer(field, self.max_tokens, i64::from(!may_be_zero)..=i64::from(u32::MAX))?;
         let default = (!is_chat && !self.fill_context_window).then_some(limits::COMPLETION_TOKENS_DEFAULT);
         Ok(max_tokens.map(|tokens| tokens as u32).or(default))
+    }
+
+    /// Returns the number of top log probabilities per position of the prompt. A repeated prompt has as many as
+    /// the output.
+    fn checked_prompt_logprobs(&self, logprobs: Option<u32>) -> Result<Option<u32>, RouterError> {
+        let field = "prompt_logprobs";
+        let requested = integer(field, self.prompt_logprobs, 0..=limits::TOP_LOGPROBS_MAX)?;
+        let requested = requested.map(|count| count as u32);
+        match (requested, logprobs.filter(|_| self.echo)) {
+            (Some(requested), Some(echoed)) if requested != echoed => {
+                let message =
+                    format!("{field} is {requested} but logprobs is {echoed}: with echo they must be equal");
+                Err(RouterError::invalid(field, message))
+            }
+            (requested, echoed) => Ok(requested.or(echoed)),
+        }
     }
 
     fn checked_truncation(&self, entry: &ModelEntry) -> Result<Option<u32>, RouterError> {
@@ -293,10 +312,15 @@ impl RawSampling {
     }
 
     fn check(&self, entry: &ModelEntry) -> Result<SamplingParams, RouterError> {
-        Ok(SamplingParams { logit_bias: self.checked_bias(entry)?, ..self.check_numbers()? })
+        Ok(SamplingParams {
+            logit_bias: self.checked_bias(entry)?,
+            allowed_token_ids: self.checked_allowed_token_ids(entry)?,
+            bad_words: self.checked_bad_word_ids(entry)?,
+            ..self.check_numbers()?
+        })
     }
 
-    /// Checks everything but the biases, which depend on the model's vocabulary.
+    /// Checks everything but token ids, which depend on the model's vocabulary.
     fn check_numbers(&self) -> Result<SamplingParams, RouterError> {
         // For "no limit" some clients send -1, others 0.
         let top_k = integer("top_k", self.top_k, -1..=i64::from(u32::MAX))?.unwrap_or(0).max(0) as u32;

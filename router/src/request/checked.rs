@@ -34,8 +34,12 @@ pub struct CheckedRequest {
     pub stop: StopConditions,
     /// The stop tokens that only the client asked for; the others are the model's own.
     pub client_stop_token_ids: Vec<TokenId>,
+    /// Words that the output must not contain, not tokenized yet.
+    pub bad_words: Vec<String>,
     /// Number of top log probabilities to report per position.
     pub logprobs: Option<u32>,
+    /// The same for the prompt.
+    pub prompt_logprobs: Option<u32>,
     /// Repeat the prompt before the output.
     pub echo: bool,
     /// Grammar that the output must match; not compiled yet.
@@ -78,11 +82,6 @@ impl CheckedRequest {
         PromptLimits { max, shortened }
     }
 
-    /// Whether log probabilities of the prompt are requested.
-    pub fn wants_prompt_logprobs(&self) -> bool {
-        self.echo && self.logprobs.is_some()
-    }
-
     /// Returns the spec of a prompt with this many tokens, if prompt and output fit the window. Drafts are
     /// verified by `lane_acceptance` unless the request names a mode.
     pub fn spec(
@@ -121,7 +120,7 @@ impl CheckedRequest {
             max_len: prompt_len + max_tokens,
             acceptance: self.speculation.acceptance.unwrap_or(lane_acceptance),
             logprobs: self.logprobs,
-            prompt_logprobs: if self.echo { self.logprobs } else { None },
+            prompt_logprobs: self.prompt_logprobs,
             grammar: self.grammar.as_ref().map(|raw| raw.grammar.to_wire()),
             priority: self.priority,
             isolation_key: self.isolation_key,

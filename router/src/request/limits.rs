@@ -1,6 +1,6 @@
 //! Limits on the content of one request. The message that refuses a request names the limit.
 
-use proto::sampling::{MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS};
+use proto::sampling::{MAX_ALLOWED_TOKEN_IDS, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS};
 
 /// Maximum size of a request body, over HTTP and gRPC.
 pub const BODY_BYTES_MAX: usize = 2 << 20;
@@ -25,6 +25,12 @@ pub const STOPS_BYTES_MAX: usize = 8_192;
 pub const STOP_TOKEN_IDS_MAX: usize = 128;
 /// Maximum number of tokens with a logit bias.
 pub const LOGIT_BIAS_MAX: usize = 1_024;
+/// Maximum number of allowed token ids.
+pub const ALLOWED_TOKEN_IDS_MAX: usize = MAX_ALLOWED_TOKEN_IDS;
+/// Maximum number of bad words.
+pub const BAD_WORDS_MAX: usize = 256;
+/// Maximum size of all bad words together, in bytes.
+pub const BAD_WORDS_BYTES_MAX: usize = 8_192;
 /// Maximum number of top log probabilities per position.
 pub const TOP_LOGPROBS_MAX: i64 = 20;
 /// Maximum size of `cache_salt`, in bytes.

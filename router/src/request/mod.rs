@@ -1,13 +1,14 @@
-//! One request, for every API: as sent ([`raw`]) and as checked ([`checked`], by [`check`] and `prompts`,
-//! within [`limits`] and [`json_values`]), the required form of its output ([`structure`], [`tools`]), its
-//! sender ([`auth`], and the headers of a gateway: [`gateway`]) and their limits ([`key_limits`]), and what
-//! is recorded of it ([`record`], [`span`]).
+//! One request, for every API: as sent ([`raw`]) and as checked ([`checked`], by [`check`], `prompts` and
+//! `exclusions`, within [`limits`] and [`json_values`]), the required form of its output ([`structure`],
+//! [`tools`]), its sender ([`auth`], and the headers of a gateway: [`gateway`]) and their limits
+//! ([`key_limits`]), and what is recorded of it ([`record`], [`span`]).
 
 mod api_keys;
 pub mod auth;
 mod bounds;
 pub mod check;
 pub mod checked;
+mod exclusions;
 pub mod gateway;
 pub mod json_values;
 pub mod key_limits;

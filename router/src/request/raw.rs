@@ -39,6 +39,9 @@ pub struct RawRequest {
     pub ignore_eos: bool,
     /// Number of top log probabilities to report per position; absent: none.
     pub logprobs: Option<i64>,
+    /// Number of top log probabilities to report per position of the prompt; absent: none, or as many as
+    /// `logprobs` if the prompt is repeated.
+    pub prompt_logprobs: Option<i64>,
     /// Repeat the prompt before the output.
     pub echo: bool,
     /// Tools that may or must be called.
@@ -100,6 +103,10 @@ pub struct RawSampling {
     pub frequency_penalty: Option<f64>,
     pub presence_penalty: Option<f64>,
     pub logit_bias: Vec<(i64, f64)>,
+    pub allowed_token_ids: Option<Vec<i64>>,
+    pub bad_words: Vec<String>,
+    /// Bad words as token ids.
+    pub bad_word_ids: Vec<Vec<i64>>,
 }
 
 /// Settings for speculation as sent.

@@ -89,10 +89,14 @@ impl RequestRecord {
         self.model = Some(model);
     }
 
-    /// Stores the admission permit and records the queue time.
-    pub fn admitted(&mut self, permit: Permit, work: GateGuard) {
-        self.resources.permit = Some(permit);
+    /// Makes a drain wait for the request.
+    pub fn in_flight(&mut self, work: GateGuard) {
         self.resources.work = Some(work);
+    }
+
+    /// Stores the admission permit and records the queue time.
+    pub fn admitted(&mut self, permit: Permit) {
+        self.resources.permit = Some(permit);
         self.measure(|model, record| model.queue_time(record.arrived_at.elapsed().as_secs_f64()));
     }
 

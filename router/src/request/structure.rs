@@ -33,6 +33,12 @@ impl RawGrammar {
                 return Err(RouterError::invalid(other, message));
             }
         }
+        // A grammar may require an excluded token.
+        if let Some(other) = request.sampling.exclusion_field() {
+            let message =
+                format!("{other} cannot be combined with {field}, which determines the allowed tokens");
+            return Err(RouterError::invalid(other, message));
+        }
         Ok(())
     }
 

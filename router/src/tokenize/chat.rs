@@ -36,7 +36,15 @@ pub(super) fn render(
     let system_first = || with_system_first(&messages, is_continued);
     let both = || with_single_calls(&system_first()?);
     let forms: [&dyn Fn() -> Option<Vec<ConversationMessage>>; 3] = [&single_calls, &system_first, &both];
-    forms.iter().find_map(|form| render_form(&form()?).ok()).ok_or(TextError::Refused(reason))
+    for form in forms {
+        match form().map(|form| render_form(&form)) {
+            Some(Ok(rendered)) => return Ok(rendered),
+            // The other forms would take as long.
+            Some(Err(error @ TextError::TooLong(_))) => return Err(error),
+            Some(Err(_)) | None => {}
+        }
+    }
+    Err(TextError::Refused(reason))
 }
 
 /// Replaces the ids of calls and of their results.
@@ -140,6 +148,33 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// The bundled tokenizer.
+    fn demo() -> ModelText {
+        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/target/");
+        let tokenizer = std::fs::read(format!("{dir}{}", text::asset::TOKENIZER)).unwrap();
+        ModelText::from_assets(|name| (name == text::asset::TOKENIZER).then_some(&*tokenizer)).unwrap()
+    }
+
+    /// Each rendering that takes too long blocks other prompts for seconds.
+    #[test]
+    fn no_other_form_is_tried_after_a_rendering_that_took_too_long() {
+        let source = "{% for m in messages if m.tool_calls | length > 1 %}\
+            {{ raise_exception('a single call') }}{% endfor %}{% if messages[0].role != 'system' %}\
+            {% for i in range(10000) %}{% for j in range(10000) %}{% endfor %}{% endfor %}{% endif %}fine";
+        let (model, template) = (demo(), ChatTemplate::compile(source, "", "").unwrap());
+        let call = |id: &str| json!({ "id": id, "function": { "name": "f", "arguments": {} } });
+        let mut calls = ConversationMessage::new("assistant", "I look".to_owned());
+        calls.tool_calls = vec![call("1"), call("2")];
+        let system = ConversationMessage::new("system", "Be brief".to_owned());
+        let user = ConversationMessage::new("user", "Hi".to_owned());
+        let render = |messages: &[ConversationMessage]| render(&model, &template, messages, &Map::new());
+        // Both changes together make a form that the template accepts.
+        let fine = render(&[system.clone(), user.clone(), calls.clone()]).unwrap();
+        assert_eq!(fine.text, "fine");
+        let tried = render(&[user, system, calls]);
+        assert!(matches!(tried, Err(TextError::TooLong(_))), "{tried:?}");
+    }
 
     /// A body has room for 30,000 calls; copying all of them once for each would take minutes.
     #[test]

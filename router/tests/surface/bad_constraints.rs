@@ -83,6 +83,18 @@ async fn invalid_constraints_of_vllm() {
             json!("min_tokens"),
             "min_tokens cannot be combined with guided_regex",
         ),
+        (
+            COMPLETIONS,
+            json!({"guided_regex": "a", "allowed_token_ids": [5]}),
+            json!("allowed_token_ids"),
+            "allowed_token_ids cannot be combined with guided_regex, which determines the allowed tokens",
+        ),
+        (
+            COMPLETIONS,
+            json!({"guided_regex": "a", "bad_words": ["b"]}),
+            json!("bad_words"),
+            "bad_words cannot be combined with guided_regex",
+        ),
     ])
     .await;
 }

@@ -97,6 +97,59 @@ async fn numbers_out_of_bounds() {
 }
 
 #[tokio::test]
+async fn excluded_tokens_and_scores_of_prompts_out_of_bounds() {
+    check_table(vec![
+        (
+            CHAT,
+            json!({"allowed_token_ids": []}),
+            json!("allowed_token_ids"),
+            "allowed_token_ids has 0 ids, it must have 1 to 8192",
+        ),
+        (
+            CHAT,
+            json!({"allowed_token_ids": vec![5; 8193]}),
+            json!("allowed_token_ids"),
+            "has 8193 ids, it must have 1 to 8192",
+        ),
+        (
+            CHAT,
+            json!({"allowed_token_ids": [5, 4096]}),
+            json!("allowed_token_ids"),
+            "allowed_token_ids[1] is 4096, but token ids of this model are 0 to 4095",
+        ),
+        (
+            CHAT,
+            json!({"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 1}),
+            json!("allowed_token_ids"),
+            "allowed_token_ids may leave no token to generate",
+        ),
+        (CHAT, json!({"bad_words": vec!["x"; 257]}), json!("bad_words"), "257 words, at most 256"),
+        (
+            CHAT,
+            json!({"bad_words": ["x".repeat(8193)]}),
+            json!("bad_words"),
+            "8193 bytes in all words, at most 8192",
+        ),
+        (CHAT, json!({"bad_words": ["x", " "]}), json!("bad_words"), "bad_words[1] must not be empty"),
+        (CHAT, json!({"prompt_logprobs": 21}), json!("prompt_logprobs"), "between 0 and 20, not 21"),
+        (CHAT, json!({"prompt_logprobs": -1}), json!("prompt_logprobs"), "between 0 and 20, not -1"),
+        (
+            CHAT,
+            json!({"prompt_logprobs": 1, "stream": true}),
+            json!("prompt_logprobs"),
+            "prompt_logprobs is not supported in streams",
+        ),
+        (
+            COMPLETIONS,
+            json!({"prompt_logprobs": 1, "logprobs": 2, "echo": true}),
+            json!("prompt_logprobs"),
+            "prompt_logprobs is 1 but logprobs is 2: with echo they must be equal",
+        ),
+    ])
+    .await;
+}
+
+#[tokio::test]
 async fn lists_and_counts_out_of_bounds() {
     let long = "x".repeat(513);
     let many = |count: usize| vec!["x"; count];
@@ -293,6 +346,16 @@ async fn values_of_the_wrong_type() {
             json!("speculation.enabled"),
             "expected a boolean",
         ),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn exclusions_of_the_wrong_type() {
+    check_table(vec![
+        (CHAT, json!({"bad_words": "x"}), json!("bad_words"), "expected a sequence"),
+        (CHAT, json!({"bad_words": [5]}), json!("bad_words[0]"), "expected a string"),
+        (CHAT, json!({"allowed_token_ids": [1.5]}), json!("allowed_token_ids[0]"), "expected a whole number"),
     ])
     .await;
 }

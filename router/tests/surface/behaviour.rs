@@ -197,6 +197,20 @@ async fn an_echo_alone_is_not_submitted() {
 }
 
 #[tokio::test]
+async fn excluded_tokens_are_submitted_as_ids() {
+    let router = TestRouter::start().with_reply(" fine");
+    let fields = json!({ "allowed_token_ids": [9, 7, 9, 4095], "bad_words": [" the", "garden fence"] });
+    let body = completion(fields);
+    router.ok(COMPLETIONS, &body).await;
+    let sampling = router.lanes.take_one().spec.sampling;
+    assert_eq!(sampling.allowed_token_ids, [7, 9, 4_095]);
+    let expected = ["the", " the", "garden fence", " garden fence"].map(demo_encode);
+    assert_eq!(sampling.bad_words, expected);
+    router.ok(COMPLETIONS, &completion(json!({ "allowed_token_ids": null, "bad_words": [] }))).await;
+    assert!(!router.lanes.take_one().spec.sampling.has_exclusions());
+}
+
+#[tokio::test]
 async fn prompt_logprobs_alone_generate_no_tokens() {
     let router = TestRouter::start().with_reply("");
     let body = completion(

@@ -1,5 +1,5 @@
-//! Echoed prompts of requests with several choices. The prompt is scored for the first choice only, and other
-//! choices may finish before.
+//! Echoed and scored prompts of requests with several choices. The prompt is scored for the first choice only,
+//! and other choices may finish before.
 
 use serde_json::{Value, json};
 
@@ -61,4 +61,59 @@ async fn in_a_stream_every_choice_begins_with_the_scored_prompt_and_ends_with_it
             assert_eq!(num_tokens == 0, max_tokens == 0, "{of_choice:?}");
         }
     }
+}
+
+/// In completions with every choice, in chat once; the prompt is repeated only with `echo`.
+#[tokio::test]
+async fn a_prompt_is_scored_in_the_format_of_vllm() {
+    let router = TestRouter::start().with_reply(" fine");
+    let fields = json!({ "model": MODEL, "prompt": PROMPT, "prompt_logprobs": 2, "n": 2 });
+    let plain = router.ok(COMPLETIONS, &fields).await;
+    let generation = router.lanes.take_one();
+    assert_eq!((generation.spec.prompt_logprobs, generation.spec.logprobs), (Some(2), None));
+    let ids = generation.prompt_ids;
+    let check = |scores: &Value| {
+        let scores = scores.as_array().unwrap();
+        assert_eq!(scores.len(), ids.len());
+        assert_eq!(scores[0], Value::Null);
+        for (id, scores) in ids.iter().zip(scores).skip(1) {
+            let own = &scores[id.to_string()];
+            assert!(own["logprob"].is_number() && own["decoded_token"].is_string(), "{id}: {scores}");
+            assert!((2..=3).contains(&scores.as_object().unwrap().len()), "{scores}");
+        }
+    };
+    for idx in 0..2 {
+        check(&plain["choices"][idx]["prompt_logprobs"]);
+        assert_eq!(plain["choices"][idx]["prompt_logprobs"][1][ids[1].to_string()]["logprob"], -1.25);
+        assert_eq!(plain["choices"][idx]["logprobs"], Value::Null);
+    }
+    assert_eq!(plain["choices"][0]["text"], "0 fine");
+    // Log probabilities of the output, and the echo, are independent of it.
+    for (more, expected) in [
+        (json!({ "logprobs": 1 }), "0 fine"),
+        (json!({ "echo": true }), "one two three0 fine"),
+        (json!({ "logprobs": 2, "echo": true }), "one two three0 fine"),
+    ] {
+        let mut body = fields.clone();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let both = router.ok(COMPLETIONS, &body).await;
+        assert_eq!(both["choices"][0]["text"], expected);
+        assert_eq!(both["choices"][0]["prompt_logprobs"], plain["choices"][0]["prompt_logprobs"], "{more}");
+        body.as_object_mut().unwrap().remove("prompt_logprobs");
+        let without = router.ok(COMPLETIONS, &body).await;
+        assert_eq!(both["choices"][0]["logprobs"], without["choices"][0]["logprobs"], "{more}");
+        assert!(without["choices"][0].get("prompt_logprobs").is_none(), "{more}");
+        router.lanes.take_submitted();
+    }
+    let message = json!([{ "role": "user", "content": "one two" }]);
+    let body = json!({ "model": MODEL, "messages": message, "prompt_logprobs": 0, "logprobs": true });
+    let answer = router.ok("/v1/chat/completions", &body).await;
+    let generation = router.lanes.take_one();
+    assert_eq!(generation.spec.prompt_logprobs, Some(0));
+    let scores = answer["prompt_logprobs"].as_array().unwrap();
+    assert_eq!((scores.len(), &scores[0]), (generation.prompt_ids.len(), &Value::Null));
+    assert_eq!(scores[1].as_object().unwrap().len(), 1, "only the prompt's own token");
+    let num_scored = answer["choices"][0]["logprobs"]["content"].as_array().unwrap().len();
+    assert_eq!(answer["usage"]["completion_tokens"], num_scored, "of the output only");
+    assert_eq!(answer["choices"][0]["message"]["content"], "0 fine");
 }

@@ -146,6 +146,31 @@ async fn an_echo_contains_the_logprobs_of_the_prompt() {
 }
 
 #[tokio::test]
+async fn excluded_tokens_are_sent_as_ids() {
+    let router = TestRouter::start().with_reply(" fine");
+    let mut client = client(&router).await;
+    let request = |bad_words: &[&[u32]]| {
+        let word = |ids: &&[u32]| v1::TokenSequence { token_ids: ids.to_vec() };
+        let bad_words = bad_words.iter().map(word).collect();
+        let sampling =
+            v1::SamplingParams { allowed_token_ids: vec![9, 7], bad_words, ..v1::SamplingParams::default() };
+        v1::GenerateRequest { sampling: Some(sampling), ..text_request("hi") }
+    };
+    generate(&mut client, request(&[&[7], &[9, 8]])).await.unwrap();
+    let sampling = router.lanes.take_one().spec.sampling;
+    assert_eq!((sampling.allowed_token_ids, sampling.bad_words), (vec![7, 9], vec![vec![7], vec![9, 8]]));
+    for (bad_words, expected) in [
+        (&[&[7][..], &[]][..], "bad_words[1] has no token ids"),
+        (&[&[4_096]], "bad_words[0][0] is 4096"),
+        (&[&[7], &[9]], "allowed_token_ids may leave no token to generate"),
+    ] {
+        let status = generate(&mut client, request(bad_words)).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+        assert!(status.message().contains(expected), "{status:?}");
+    }
+}
+
+#[tokio::test]
 async fn bad_input_is_refused_with_the_same_messages() {
     let router = TestRouter::start().with_reply(" fine");
     let mut client = client(&router).await;

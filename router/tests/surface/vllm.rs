@@ -153,6 +153,7 @@ async fn prompts_are_rendered_with_their_sampling_parameters() {
     let body = json!({
         "model": MODEL, "prompt": ["one two", "three"], "max_tokens": 7, "seed": 5, "temperature": 0.5, "n": 2,
         "stop": "x", "logit_bias": { "7": 2.5 }, "stream": true, "skip_special_tokens": false,
+        "allowed_token_ids": [9, 8], "bad_words": ["one"],
     });
     let rendered = router.ok("/v1/completions/render", &body).await;
     let rendered = rendered.as_array().unwrap();
@@ -169,7 +170,10 @@ async fn prompts_are_rendered_with_their_sampling_parameters() {
         ("skip_special_tokens", json!(false)),
         ("include_stop_str_in_output", json!(false)),
         ("logit_bias", json!({ "7": 2.5 })),
+        ("allowed_token_ids", json!([8, 9])),
+        ("bad_words", json!(["one"])),
         ("logprobs", Value::Null),
+        ("prompt_logprobs", Value::Null),
     ] {
         assert_eq!(sampling[field], value, "{field}");
     }

@@ -29,13 +29,14 @@ impl DrawResult {
     }
 }
 
-/// Whether every row of this sequence can be drawn from that row alone: coupled mode, no grammar, and no id
-/// with two biases. Log probabilities ([`SequenceSpec::logprobs`]), if requested, are needed in addition.
+/// Whether a device can draw every row of this sequence: coupled mode, no grammar, no excluded tokens, and no
+/// id with two biases. Log probabilities ([`SequenceSpec::logprobs`]), if requested, are needed in addition.
 pub fn has_independent_rows(spec: &SequenceSpec) -> bool {
     let mut biased: Vec<TokenId> = spec.sampling.logit_bias.iter().map(|&(id, _)| id).collect();
     biased.sort_unstable();
     effective_mode(spec) == AcceptanceMode::Coupled
         && spec.grammar.is_none()
+        && !spec.sampling.has_exclusions()
         && biased.windows(2).all(|pair| pair[0] != pair[1])
 }
 
@@ -192,6 +193,8 @@ mod tests {
         }));
         for spec in [
             with(bias(vec![(1, 1.0), (2, 1.0), (1, 1.0)])),
+            with(SamplingParams { allowed_token_ids: vec![1], ..plain.clone() }),
+            with(SamplingParams { bad_words: vec![vec![1]], ..plain.clone() }),
             SequenceSpec { acceptance: AcceptanceMode::Typical, ..Default::default() },
             SequenceSpec { acceptance: AcceptanceMode::Rejection, ..Default::default() },
             SequenceSpec { grammar: Some(String::new()), ..Default::default() },

@@ -133,7 +133,7 @@ impl<'a> RawRows<'a> {
 ///
 /// `rows` has one row for each drafted token plus one: row 0 predicts position `start`, row i + 1 predicts
 /// the position after drafted token i, given the ids before `start` and the path to that token. Rows are
-/// modified in place. `counts` describes the ids before `start` (unread unless the sequence has penalties)
+/// modified in place. `counts` describes the ids before `start` (unread unless draws depend on them)
 /// and is unchanged on return. The walk begins at row 0 and continues at the accepted child. The span ends
 /// with the first draw that matches no child, with a stop token, or at `max_len`.
 pub fn verify(
@@ -167,7 +167,7 @@ pub fn verify(
             verification.logprobs.push(score(&raw, committed.token_id, top_n));
         }
         next = verification.commit(committed, finish_reason(spec, position, committed.token_id));
-        if next.is_some() && spec.sampling.has_penalties() {
+        if next.is_some() && spec.sampling.depends_on_context() {
             speculative.push(committed.token_id);
         }
     }
@@ -175,7 +175,7 @@ pub fn verify(
 }
 
 /// Guesses the token at `position` from the draft's own raw row, which is modified in place. `counts`
-/// describes the ids before it, earlier guesses included (unread unless the sequence has penalties). The
+/// describes the ids before it, earlier guesses included (unread unless draws depend on them). The
 /// caller must apply a grammar's mask first.
 pub fn guess(
     spec: &SequenceSpec,

@@ -1,19 +1,22 @@
-//! Occurrences of each token before the position to draw, which is all that penalties depend on.
+//! What a draw depends on besides its row: the occurrences of each token before the position, for penalties,
+//! and the output's ids, for bad words.
 //!
-//! Drafted ids are pushed while they are verified and popped again, so that penalties at a drafted position
-//! are exactly those of ids committed one at a time.
+//! Drafted ids are pushed while they are verified and popped again, so that penalties and bad words at a
+//! drafted position are exactly those of ids committed one at a time.
 
 use std::collections::BTreeMap;
 
 use crate::TokenId;
 
-/// Occurrences of each token in prompt and output. Needed only for sequences with penalties.
+/// Occurrences of each token in prompt and output, and the output. Needed only for sequences with penalties
+/// or bad words.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TokenCounts {
     prompt_len: u32,
     len: u32,
     /// Ordered, so that results do not depend on a hasher's seed.
     by_token: BTreeMap<TokenId, Occurrences>,
+    output: Vec<TokenId>,
 }
 
 /// Occurrences of one token before the position; at least one of the two is positive.
@@ -37,6 +40,7 @@ impl TokenCounts {
             occurrences.in_prompt += 1;
         } else {
             occurrences.in_output += 1;
+            self.output.push(id);
         }
         self.len += 1;
     }
@@ -49,6 +53,7 @@ impl TokenCounts {
             occurrences.in_prompt -= 1;
         } else {
             occurrences.in_output -= 1;
+            self.output.pop();
         }
         if *occurrences == Occurrences::default() {
             self.by_token.remove(&id);
@@ -64,6 +69,11 @@ impl TokenCounts {
     /// Whether no ids are counted.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// The ids of the output.
+    pub(super) fn output(&self) -> &[TokenId] {
+        &self.output
     }
 
     /// All tokens that occur, by id.

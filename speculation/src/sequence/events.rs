@@ -90,7 +90,7 @@ pub struct Commit {
 /// Why a target was dropped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TargetFault {
-    /// It refused the sequence: window or memory too small, or invalid logits.
+    /// It refused the sequence: window or memory too small, invalid logits, or a request that it cannot meet.
     Refused(Refusal),
     /// Its reply violates the contract.
     ProtocolViolation,
@@ -99,7 +99,8 @@ pub enum TargetFault {
 }
 
 impl TargetFault {
-    /// Whether the target failed. Otherwise the sequence's grammar or its size is the cause.
+    /// Whether the target failed. Otherwise the cause is the sequence: its grammar, its size, or
+    /// what it requests.
     pub fn is_failure(&self) -> bool {
         match self {
             Self::Refused(refusal) => refusal.cause == RefusalCause::Failure,

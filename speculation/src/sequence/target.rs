@@ -1,8 +1,9 @@
 //! The target's part of a round: feeds missing context, requests verification, commits the span.
 
 use super::*;
-use crate::TokenLogprobs;
 use crate::acceptance::finish_reason;
+use crate::logits::is_allowed;
+use crate::{RefusalCause, TokenLogprobs};
 
 impl Sequence {
     /// Requests the round's verification, after feeding what the target lacks.
@@ -69,6 +70,12 @@ impl Sequence {
         if !self.is_valid_span(&span) {
             return self.on_protocol_violation(now, Role::Target);
         }
+        if !self.is_without_exclusions(&span.token_ids) {
+            // A target of an earlier version, which is healthy: no client may open its breaker.
+            let reason = "the target worker ignores allowed_token_ids and bad_words: update it".to_owned();
+            let refusal = Refusal { cause: RefusalCause::Unsupported, reason };
+            return self.drop_target(now, TargetFault::Refused(refusal));
+        }
         let finish = span.finish;
         let len = span.token_ids.len() as u32;
         let mut drafted = std::mem::take(&mut self.verifying);
@@ -119,6 +126,23 @@ impl Sequence {
             && has_at_most(self.spec.logprobs, &span.logprobs)
             && self.has_due_scores(span.start, span.prompt_logprobs.as_ref())
             && self.ends_by_spec(span)
+    }
+
+    /// Whether none of the ids that continue the sequence is excluded. A target of a version without these
+    /// fields would draw such ids.
+    fn is_without_exclusions(&self, token_ids: &[TokenId]) -> bool {
+        let sampling = &self.spec.sampling;
+        if !sampling.has_exclusions() {
+            return true;
+        }
+        let longest = sampling.bad_words.iter().map(Vec::len).max().unwrap_or(0);
+        let output = self.committed.ids().get(self.spec.prompt_len as usize..).unwrap_or_default();
+        let mut output = output[output.len().saturating_sub(longest)..].to_vec();
+        token_ids.iter().all(|&id| {
+            let is_allowed = is_allowed(sampling, &output, id);
+            output.push(id);
+            is_allowed
+        })
     }
 
     /// Whether all prompt ids before `end`, where a step's context ended, have their scores once those of its

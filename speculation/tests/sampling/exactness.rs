@@ -150,6 +150,7 @@ pub(crate) fn spec_of(seed: u64) -> SequenceSpec {
         presence_penalty: [0.0, 0.0, 0.6][pick(6, 3)],
         logit_bias: [vec![], vec![(3, 2.5), (4, -100.0), (99, 1.0)]][pick(7, 2)].clone(),
         min_tokens: [0, 0, 9][pick(8, 3)],
+        ..SamplingParams::default()
     };
     let prompt_len = 1 + pick(9, 6) as u32;
     SequenceSpec {
@@ -162,6 +163,21 @@ pub(crate) fn spec_of(seed: u64) -> SequenceSpec {
         logprobs: [None, Some(0), Some(3)][pick(13, 3)],
         ..SequenceSpec::default()
     }
+}
+
+/// [`spec_of`] with excluded tokens: all but some, the ends of bad words, or both. The toy models repeat ids,
+/// so that bad words begin often. Two tokens are never excluded.
+pub(crate) fn spec_with_exclusions(seed: u64) -> SequenceSpec {
+    let mut spec = spec_of(seed);
+    if !seed.is_multiple_of(3) {
+        let bad_words = [&[3][..], &[9, 6], &[6, 9, 11], &[1, 1], &[22, 1], &[20, 20, 8], &[13, 4, 13, 7]];
+        let pairs = (0..24).map(|id| vec![id, (id + spec.seed as u32) % 19]);
+        spec.sampling.bad_words = bad_words.iter().map(|word| word.to_vec()).chain(pairs).collect();
+    }
+    if seed % 3 != 1 {
+        spec.sampling.allowed_token_ids = vec![1, 2, 3, 5, 6, 8, 9, 11, 13, 17, 20, 22];
+    }
+    spec
 }
 
 #[test]
@@ -185,6 +201,32 @@ fn any_draft_commits_what_no_draft_commits() {
         }
     }
     assert!(finished_by_stop > 40 && finished_by_length > 40, "both ways to end are covered");
+}
+
+#[test]
+fn excluded_tokens_never_occur_and_no_draft_changes_the_text() {
+    let mut num_changed = 0;
+    for seed in 0..150 {
+        let spec = spec_with_exclusions(seed);
+        let SamplingParams { allowed_token_ids, bad_words, .. } = &spec.sampling;
+        let alone = generate(&spec, Drafter::Nobody, 0, &[]).text;
+        assert_eq!(alone.ids, naive_ids(&spec), "seed {seed}: {spec:?}");
+        let output = &alone.ids[spec.prompt_len as usize..];
+        for word in bad_words {
+            assert!(output.windows(word.len()).all(|ids| ids != word), "seed {seed}: {word:?} in {output:?}");
+        }
+        let is_listed = |id: &TokenId| allowed_token_ids.is_empty() || allowed_token_ids.contains(id);
+        assert!(output.iter().all(is_listed), "seed {seed}: {output:?}");
+        let unlimited = generate(&spec_of(seed), Drafter::Nobody, 0, &[]).text;
+        num_changed += usize::from(unlimited.ids != alone.ids);
+        for drafter in DRAFTERS {
+            for k in [1, 2, 4, 8] {
+                let drafted = generate(&spec, drafter, k, &alone.ids).text;
+                assert_eq!(drafted, alone, "seed {seed}, {drafter:?}, k {k}: {spec:?}");
+            }
+        }
+    }
+    assert!(num_changed > 75, "only {num_changed} texts had such tokens without the exclusions");
 }
 
 #[test]

@@ -10,6 +10,11 @@ pub(crate) fn process(logits: &mut [f32], spec: &SequenceSpec, ids: &[TokenId]) 
     let sampling = &spec.sampling;
     let (prompt, output) = ids.split_at(spec.prompt_len as usize);
     for (id, logit) in (0..).zip(logits.iter_mut()) {
+        let continued = [output, &[id]].concat();
+        let is_listed = sampling.allowed_token_ids.is_empty() || sampling.allowed_token_ids.contains(&id);
+        if !is_listed || sampling.bad_words.iter().any(|word| continued.ends_with(word)) {
+            *logit = f32::NEG_INFINITY;
+        }
         if output.len() < sampling.min_tokens as usize && spec.stop_token_ids.contains(&id) {
             *logit = f32::NEG_INFINITY;
         }

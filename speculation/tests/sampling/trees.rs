@@ -11,7 +11,7 @@ use speculation::noise::{Noise, Purpose};
 use speculation::tree::{Candidates, MAX_TREE_TOKENS, with_leaves};
 use speculation::{AcceptanceMode, Draft, SequenceSpec, TokenId, TokenLogprobs};
 
-use crate::exactness::{DRAFT, TARGET, Text, alone, prompt, spec_of};
+use crate::exactness::{DRAFT, TARGET, Text, alone, prompt, spec_of, spec_with_exclusions};
 
 /// Sources of trees.
 #[derive(Debug, Clone, Copy)]
@@ -172,7 +172,7 @@ fn generate(spec: &SequenceSpec, drafter: Drafter, truth: &[TokenId], fault: Fau
         let verification =
             verify(spec, &mut counts, start, &draft, RawRows::new(&mut rows, TARGET.vocab_size)).unwrap();
         assert_eq!(counts, before, "counts are restored");
-        assert!(has_independent_rows(spec));
+        assert_eq!(has_independent_rows(spec), !spec.sampling.has_exclusions());
         assert_eq!(verify_draws(spec, start, &draft, (&drawn, &scores)), Ok(verification.clone()));
         let accepted = &verification.token_ids[..verification.num_accepted as usize];
         assert_eq!(draft.rows_on_path(accepted).len(), accepted.len(), "accepted ids are a path");
@@ -208,6 +208,22 @@ fn any_tree_commits_what_no_draft_commits() {
     }
     assert!(accepted.iter().all(|&n| n > 500), "{accepted:?}");
     assert!(accepted[4] > accepted[3], "a wide tree accepts more a step than a chain: {accepted:?}");
+}
+
+/// A bad word may end on any branch, behind ids of that branch only.
+#[test]
+fn trees_change_no_text_with_excluded_tokens() {
+    let mut accepted = [0; DRAFTERS.len()];
+    for seed in 0..150 {
+        let spec = spec_with_exclusions(seed);
+        let alone = alone(&spec);
+        for (drafter, accepted) in DRAFTERS.into_iter().zip(&mut accepted) {
+            let (text, num_accepted) = generate(&spec, drafter, &alone.ids, Fault::Nothing);
+            assert_eq!(text, alone, "seed {seed}, {drafter:?}: {spec:?}");
+            *accepted += num_accepted;
+        }
+    }
+    assert!(accepted.iter().all(|&n| n > 200), "{accepted:?}");
 }
 
 #[test]

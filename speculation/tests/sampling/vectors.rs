@@ -95,6 +95,7 @@ fn spec_of(name: &str) -> SequenceSpec {
             top_p: 0.95,
             temperature: 1.5,
             min_tokens: 0,
+            ..plain
         },
         _ => panic!("draws.txt has a case {name} that this test does not know"),
     };

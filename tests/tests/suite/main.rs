@@ -12,6 +12,7 @@ mod documents;
 mod draft_ahead;
 mod drain;
 mod etcd_cluster;
+mod exclusions;
 mod failover;
 mod faulty_wire;
 mod foreign_tokenizer;

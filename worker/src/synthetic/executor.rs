@@ -189,8 +189,8 @@ impl StepExecutor for SyntheticExecutor {
             let mut task = tasks.remove(index).expect("it was found there");
             // No row of its context runs.
             task.cached.truncate(task.step.base_len);
-            let reason =
-                "the synthetic engine has no probabilities: request no logprobs, and coupled acceptance";
+            let reason = "the synthetic engine has no probabilities: request no logprobs, no excluded tokens, \
+                          and coupled acceptance";
             let refusal = Refusal { cause: RefusalCause::Unsupported, reason: reason.to_owned() };
             return Ok(vec![(task, ReplyBody::Refused(refusal))]);
         }
@@ -232,6 +232,7 @@ impl StepExecutor for SyntheticExecutor {
 fn needs_model(spec: &SequenceSpec) -> bool {
     spec.logprobs.is_some()
         || spec.prompt_logprobs.is_some()
+        || spec.sampling.has_exclusions()
         || (spec.acceptance != AcceptanceMode::Coupled && !spec.sampling.is_greedy())
 }
 
@@ -272,6 +273,7 @@ mod tests {
     fn what_needs_probabilities_is_refused_and_nothing_of_it_is_cached() {
         let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
         let sampled = SamplingParams::default();
+        let excluding = SamplingParams { allowed_token_ids: vec![5], ..SamplingParams::default() };
         let typical = AcceptanceMode::Typical;
         let spec = |sampling: &SamplingParams, acceptance, logprobs, prompt_logprobs| SequenceSpec {
             sampling: sampling.clone(),
@@ -282,6 +284,7 @@ mod tests {
         };
         for (spec, is_refused) in [
             (spec(&sampled, AcceptanceMode::Coupled, None, None), false),
+            (spec(&excluding, AcceptanceMode::Coupled, None, None), true),
             (spec(&greedy, typical, None, None), false),
             (spec(&sampled, typical, None, None), true),
             (spec(&sampled, AcceptanceMode::Rejection, None, None), true),

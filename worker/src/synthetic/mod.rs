@@ -34,10 +34,7 @@ pub fn load(
     role: Role,
 ) -> anyhow::Result<LoadedWorker<SyntheticExecutor>> {
     let profile = &synthetic.profile;
-    let pool = match role {
-        Role::Draft => &profile.draft,
-        Role::Target => &profile.target,
-    };
+    let pool = profile.pool(role);
     let max_model_len = config.max_model_len.unwrap_or(u32::MAX).min(profile.max_model_len);
     let scaled = |point: StepTimePoint| StepTimePoint {
         micros: (point.micros as f64 * synthetic.time_scale) as u64,

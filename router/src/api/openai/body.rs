@@ -51,6 +51,9 @@ pub struct Body {
     pub frequency_penalty: Option<f64>,
     pub presence_penalty: Option<f64>,
     pub logit_bias: Option<LogitBias>,
+    #[serde(deserialize_with = "integer::optional_list")]
+    pub allowed_token_ids: Option<Vec<i64>>,
+    pub bad_words: Option<Vec<String>>,
     #[serde(deserialize_with = "integer::optional")]
     pub max_tokens: Option<i64>,
     #[serde(deserialize_with = "integer::optional")]
@@ -72,6 +75,8 @@ pub struct Body {
     pub logprobs: Option<Logprobs>,
     #[serde(deserialize_with = "integer::optional")]
     pub top_logprobs: Option<i64>,
+    #[serde(deserialize_with = "integer::optional")]
+    pub prompt_logprobs: Option<i64>,
     pub echo: Option<bool>,
     pub chat_template_kwargs: Option<Map<String, Value>>,
     pub reasoning_effort: Option<String>,
@@ -110,14 +115,11 @@ pub struct Body {
     pub verbosity: Option<Value>,
     pub web_search_options: Option<Value>,
     pub moderation: Option<Value>,
-    pub prompt_logprobs: Option<Value>,
     pub include_reasoning: Option<Value>,
     pub chat_template: Option<Value>,
     pub documents: Option<Value>,
     pub use_beam_search: Option<Value>,
     pub length_penalty: Option<Value>,
-    pub bad_words: Option<Value>,
-    pub allowed_token_ids: Option<Value>,
     pub logits_processors: Option<Value>,
     pub return_tokens_as_token_ids: Option<Value>,
     pub mm_processor_kwargs: Option<Value>,
@@ -185,6 +187,10 @@ pub struct CompletionOptions {
     pub timings: bool,
     /// Add vLLM's `prompt_token_ids` and `token_ids`.
     pub token_ids: bool,
+    /// Add vLLM's `prompt_logprobs`.
+    pub prompt_logprobs: bool,
+    /// The choices begin with the prompt; only read where the response is not streamed.
+    pub echo: bool,
     /// The field that contains calls.
     pub call_field: CallField,
 }
@@ -248,6 +254,7 @@ impl Body {
             keep_special_tokens: self.skip_special_tokens == Some(false),
             ignore_eos: self.ignore_eos.unwrap_or(false),
             logprobs,
+            prompt_logprobs: self.prompt_logprobs,
             echo: self.echo.unwrap_or(false),
             tools: tools.raw,
             grammar,
@@ -283,6 +290,9 @@ impl Body {
             frequency_penalty: self.frequency_penalty,
             presence_penalty: self.presence_penalty,
             logit_bias: self.logit_bias.take().unwrap_or_default().0,
+            allowed_token_ids: self.allowed_token_ids.take(),
+            bad_words: self.bad_words.take().unwrap_or_default(),
+            bad_word_ids: Vec::new(),
         }
     }
 
@@ -338,14 +348,28 @@ impl Body {
     fn response_options(&self) -> Result<CompletionOptions, RouterError> {
         let timings = self.timings_per_token == Some(true);
         let token_ids = self.return_token_ids == Some(true);
+        let (prompt_logprobs, echo) = (self.prompt_logprobs.is_some(), self.echo == Some(true));
         if self.stream != Some(true) {
             return match self.stream_options {
                 Some(_) => Err(RouterError::invalid(
                     "stream_options",
                     "stream_options is only allowed when stream is true",
                 )),
-                None => Ok(CompletionOptions { timings, token_ids, ..CompletionOptions::default() }),
+                None => Ok(CompletionOptions {
+                    timings,
+                    token_ids,
+                    prompt_logprobs,
+                    echo,
+                    ..CompletionOptions::default()
+                }),
             };
+        }
+        if prompt_logprobs {
+            return Err(RouterError::invalid(
+                "prompt_logprobs",
+                "prompt_logprobs is not supported in streams: leave out stream, or use echo with logprobs at \
+                 /v1/completions",
+            ));
         }
         let options = self.stream_options.as_ref().map(|Object(options)| *options).unwrap_or_default();
         let include_usage = options.include_usage.unwrap_or(false);

@@ -41,7 +41,7 @@ pub(super) struct ChunkWriter {
 
 impl ChunkWriter {
     pub(super) fn new(operation: Operation, options: CompletionOptions, info: &ResponseInfo) -> Self {
-        let CompletionOptions { stream, timings, token_ids, call_field } = options;
+        let CompletionOptions { stream, timings, token_ids, call_field, .. } = options;
         let options = stream.unwrap_or_default();
         let frame = frame(&envelope((operation, options), info, NO_CHOICES));
         let is_parsed = operation == Operation::Chat && !info.output.is_plain();
@@ -106,6 +106,7 @@ impl ChunkWriter {
                     stop_reason: stop_reason.flatten(),
                     token_ids,
                     prompt_token_ids,
+                    prompt_logprobs: None,
                     speculation,
                 };
                 self.write(&choice, None, events);
@@ -330,6 +331,7 @@ mod tests {
             stop_reason: None,
             token_ids: None,
             prompt_token_ids: None,
+            prompt_logprobs: None,
             speculation: None,
         };
         for operation in [Operation::Chat, Operation::Completion] {

@@ -21,6 +21,7 @@ impl ChunkChoice for CompletionChoice<'_> {
         append(b",\"stop_reason\":", &self.stop_reason, json);
         append_if_set(b",\"token_ids\":", self.token_ids.as_ref(), json);
         append_if_set(b",\"prompt_token_ids\":", self.prompt_token_ids.as_ref(), json);
+        append_if_set(b",\"prompt_logprobs\":", self.prompt_logprobs.as_ref(), json);
         append_end(self.speculation, json);
     }
 }
@@ -101,6 +102,7 @@ mod tests {
                 stop_reason,
                 token_ids,
                 prompt_token_ids,
+                prompt_logprobs: None,
                 speculation,
             });
         }

@@ -6,7 +6,7 @@ use speculation::{FinishReason, TokenId};
 
 use super::body::CompletionOptions;
 use super::chunk::json;
-use super::logprobs::{ChatLogprobs, CompletionLogprobs};
+use super::logprobs::{ChatLogprobs, CompletionLogprobs, PromptScores};
 use super::response::{AssistantMessage, ChatChoice, CompletionChoice, Envelope};
 use crate::api::buffered_response::buffered_response;
 use crate::api::functions::call_id;
@@ -25,6 +25,8 @@ struct CompletedChoice {
     text: String,
     /// Kept only if log probabilities are requested.
     tokens: Vec<OutputToken>,
+    /// Tokens of the prompt; kept only if their log probabilities are requested.
+    prompt_tokens: Vec<OutputToken>,
     /// Ids of the output; kept only if requested.
     token_ids: Option<Vec<TokenId>>,
     finish: Option<FinishReason>,
@@ -33,6 +35,9 @@ struct CompletedChoice {
 /// Approximate JSON size of one token, without top log probabilities, and of each of those.
 const TOKEN_BYTES: usize = 96;
 const TOP_TOKEN_BYTES: usize = 80;
+
+/// Approximate JSON size of each token, and of each of its top tokens, in a prompt's log probabilities.
+const RANKED_TOKEN_BYTES: usize = 112;
 
 /// Maximum JSON size of one token id in a list.
 const ID_BYTES: usize = "4294967295,".len();
@@ -51,13 +56,23 @@ pub(super) async fn respond(
     let keeps_tokens = text.info().logprobs;
     while let Some(delta) = text.next().await {
         let delta = delta?;
+        let is_prompt = delta.part == Part::Prompt;
+        let keeps_tokens = keeps_tokens && (options.echo || !is_prompt);
+        // A chat completion has the prompt's once.
+        let keeps_scores =
+            options.prompt_logprobs && is_prompt && (operation == Operation::Completion || delta.choice == 0);
         let token_bytes = if keeps_tokens { json_bytes(&delta.tokens) } else { 0 };
+        let prompt_bytes = if keeps_scores { prompt_scores_bytes(&delta.tokens) } else { 0 };
         let ids_bytes = if options.token_ids { ID_BYTES * delta.tokens.len() } else { 0 };
-        reservation.grow(delta.text.len() + token_bytes + ids_bytes).inspect_err(|error| text.fail(error))?;
+        let num_bytes = delta.text.len() + token_bytes + prompt_bytes + ids_bytes;
+        reservation.grow(num_bytes).inspect_err(|error| text.fail(error))?;
         let choice = &mut choices[delta.choice as usize];
         choice.text.push_str(&delta.text);
-        if let Some(ids) = choice.token_ids.as_mut().filter(|_| delta.part == Part::Output) {
+        if let Some(ids) = choice.token_ids.as_mut().filter(|_| !is_prompt) {
             ids.extend(delta.tokens.iter().map(|token| token.id));
+        }
+        if keeps_scores {
+            choice.prompt_tokens.extend_from_slice(&delta.tokens);
         }
         if keeps_tokens {
             choice.tokens.extend(delta.tokens);
@@ -82,16 +97,26 @@ fn prompt_ids_bytes(text: &TextStream, operation: Operation, options: Completion
 }
 
 fn json_bytes(tokens: &[OutputToken]) -> usize {
-    let top = |token: &OutputToken| token.logprobs.as_ref().map_or(0, |logprobs| logprobs.top.len());
-    tokens.iter().map(|token| TOKEN_BYTES + TOP_TOKEN_BYTES * top(token)).sum()
+    tokens.iter().map(|token| TOKEN_BYTES + TOP_TOKEN_BYTES * num_top(token)).sum()
+}
+
+fn prompt_scores_bytes(tokens: &[OutputToken]) -> usize {
+    tokens.iter().map(|token| RANKED_TOKEN_BYTES * (1 + num_top(token))).sum()
+}
+
+fn num_top(token: &OutputToken) -> usize {
+    token.logprobs.as_ref().map_or(0, |logprobs| logprobs.top.len())
 }
 
 fn chat(
     text: &TextStream,
-    choices: Vec<CompletedChoice>,
+    mut choices: Vec<CompletedChoice>,
     options: CompletionOptions,
 ) -> Result<String, RouterError> {
     let (info, vocabulary) = (text.info(), text.model().vocabulary());
+    let first = choices.first_mut().filter(|_| options.prompt_logprobs);
+    let prompt_tokens = first.map(|first| std::mem::take(&mut first.prompt_tokens));
+    let prompt_logprobs = prompt_tokens.map(|tokens| PromptScores::new(vocabulary, tokens));
     let choice = |(index, choice): (usize, CompletedChoice)| {
         let (index, finish) = (index as u32, finish_of(&choice)?);
         let output = ParsedOutput::parse(&info.output, &choice.text);
@@ -106,7 +131,7 @@ fn chat(
         })
     };
     let choices: Result<Vec<_>, RouterError> = choices.into_iter().enumerate().map(choice).collect();
-    let mut envelope = Envelope::new(info, "chat.completion", choices?);
+    let mut envelope = Envelope::new(info, "chat.completion", choices?).with_prompt_logprobs(prompt_logprobs);
     if options.token_ids {
         envelope = envelope.with_prompt_token_ids(text.prompt_token_ids(0));
     }
@@ -127,6 +152,9 @@ fn completion(
             stop_reason: text.stop_reason(index),
             token_ids: choice.token_ids,
             prompt_token_ids: options.token_ids.then(|| text.prompt_token_ids(index)),
+            prompt_logprobs: options
+                .prompt_logprobs
+                .then(|| PromptScores::new(vocabulary, choice.prompt_tokens)),
             text: choice.text,
             speculation: None,
         })

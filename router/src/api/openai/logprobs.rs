@@ -1,7 +1,8 @@
-//! Log probabilities in OpenAI's two formats: for chat completions, and the older one for completions.
+//! Log probabilities in OpenAI's two formats: for chat completions, and the older one for completions. Those
+//! of a prompt are in vLLM's format.
 
 use serde::{Serialize, Serializer};
-use speculation::TokenId;
+use speculation::{TokenId, TokenLogprobs};
 
 use crate::detokenize::OutputToken;
 use text::Vocabulary;
@@ -77,6 +78,62 @@ impl CompletionLogprobs {
     }
 }
 
+/// vLLM's log probabilities of a prompt. Tokens are spelled while they are written: all of them at once would
+/// take as much memory as their JSON, which alone is reserved.
+#[derive(Debug)]
+pub struct PromptScores<'a> {
+    vocabulary: &'a Vocabulary,
+    tokens: Vec<OutputToken>,
+}
+
+impl<'a> PromptScores<'a> {
+    /// One entry per token of the prompt; null for the first one, which has no probabilities.
+    pub fn new(vocabulary: &'a Vocabulary, tokens: Vec<OutputToken>) -> Self {
+        Self { vocabulary, tokens }
+    }
+}
+
+impl Serialize for PromptScores<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let entries = self.tokens.iter().map(|token| {
+            let logprobs = token.logprobs.as_ref()?;
+            Some(RankedTokens { vocabulary: self.vocabulary, id: token.id, logprobs })
+        });
+        serializer.collect_seq(entries)
+    }
+}
+
+/// An object of tokens by id: the prompt's own first, then the top tokens.
+struct RankedTokens<'a> {
+    vocabulary: &'a Vocabulary,
+    /// The prompt's own.
+    id: TokenId,
+    logprobs: &'a TokenLogprobs,
+}
+
+#[derive(Serialize)]
+struct RankedToken {
+    logprob: f32,
+    /// From 1; only known of the top tokens.
+    rank: Option<u32>,
+    decoded_token: String,
+}
+
+impl Serialize for RankedTokens<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let ranked = |id: TokenId, logprob: f32, rank: Option<u32>| {
+            let decoded_token = self.vocabulary.spell(id);
+            (id, RankedToken { logprob: logprob.max(MIN_LOGPROB), rank, decoded_token })
+        };
+        let top = || (1..).zip(&self.logprobs.top);
+        let own_rank = top().find(|(_, (id, _))| *id == self.id).map(|(rank, _)| rank);
+        let own = ranked(self.id, self.logprobs.logprob, own_rank);
+        let others = top().filter(|(_, (id, _))| *id != self.id);
+        let others = others.map(|(rank, &(id, logprob))| ranked(id, logprob, Some(rank)));
+        serializer.collect_map(std::iter::once(own).chain(others))
+    }
+}
+
 /// An object of log probabilities by token. Not a `serde_json` object: its numbers are `f64`, so a token's
 /// `f32` would be formatted differently than in `token_logprobs`.
 #[derive(Debug, Default)]
@@ -98,5 +155,41 @@ impl FromIterator<(String, f32)> for TopTokens {
 impl Serialize for TopTokens {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().map(|(token, logprob)| (token, logprob)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use text::ModelText;
+
+    use super::*;
+
+    #[test]
+    fn a_prompt_token_comes_first_with_its_rank_if_it_has_one() {
+        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/target/");
+        let tokenizer = std::fs::read(format!("{dir}{}", text::asset::TOKENIZER)).unwrap();
+        let model =
+            ModelText::from_assets(|name| (name == text::asset::TOKENIZER).then_some(&*tokenizer)).unwrap();
+        let vocabulary = model.vocabulary();
+        let token = |id, logprobs| OutputToken { id, text_offset: 0, logprobs };
+        let scored = |logprob, top: &[(TokenId, f32)]| Some(TokenLogprobs { logprob, top: top.to_vec() });
+        let tokens = vec![
+            token(70, None),
+            token(71, scored(-0.5, &[(72, -0.25), (71, -0.5)])),
+            token(73, scored(f32::NEG_INFINITY, &[(72, -0.25)])),
+            token(74, scored(-2.5, &[])),
+        ];
+        let entry = |id, logprob: f64, rank: Option<u32>| json!({ "logprob": logprob, "rank": rank, "decoded_token": vocabulary.spell(id) });
+        let expected = json!([
+            null,
+            { "71": entry(71, -0.5, Some(2)), "72": entry(72, -0.25, Some(1)) },
+            { "73": entry(73, -9999.0, None), "72": entry(72, -0.25, Some(1)) },
+            { "74": entry(74, -2.5, None) },
+        ]);
+        let scores = PromptScores::new(vocabulary, tokens);
+        assert_eq!(serde_json::to_value(&scores).unwrap(), expected);
+        let text = serde_json::to_string(&scores).unwrap();
+        assert!(text.starts_with(r#"[null,{"71":{"logprob":-0.5,"rank":2,"decoded_token":"#), "{text}");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 use speculation::TokenId;
 
-use super::logprobs::{ChatLogprobs, CompletionLogprobs};
+use super::logprobs::{ChatLogprobs, CompletionLogprobs, PromptScores};
 use super::tools::{CallField, FunctionBody, ToolCallBody};
 use crate::api::parsed_output::OutputPart;
 use crate::generation::SpeculationUsage;
@@ -26,6 +26,9 @@ pub struct Envelope<'a, C: Serialize> {
     /// vLLM's, if requested; only in chat completions.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<&'a [TokenId]>,
+    /// vLLM's, if requested; only in chat completions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<PromptScores<'a>>,
     /// Absent, or null if a later chunk reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageBody>>,
@@ -51,6 +54,7 @@ impl<'a, C: Serialize> Envelope<'a, C> {
             seed: info.seed as i64,
             choices,
             prompt_token_ids: None,
+            prompt_logprobs: None,
             usage: None,
             metrics: None,
             timings: None,
@@ -61,6 +65,11 @@ impl<'a, C: Serialize> Envelope<'a, C> {
     /// Sets the ids of the prompt.
     pub fn with_prompt_token_ids(self, prompt_token_ids: &'a [TokenId]) -> Self {
         Self { prompt_token_ids: Some(prompt_token_ids), ..self }
+    }
+
+    /// Sets the log probabilities of the prompt.
+    pub fn with_prompt_logprobs(self, prompt_logprobs: Option<PromptScores<'a>>) -> Self {
+        Self { prompt_logprobs, ..self }
     }
 
     /// Sets the usage; `None` writes null.
@@ -210,6 +219,9 @@ pub struct CompletionChoice<'a> {
     /// vLLM's, if requested; in streams only in the first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<&'a [TokenId]>,
+    /// vLLM's, if requested; only in whole answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptScores<'a>>,
     /// Outrider's, if requested; only in chunks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speculation: Option<ChunkSpeculation>,
