@@ -121,23 +121,17 @@ measure-plan: ## compare the results of `outrider plan` with the simulator and w
 	cargo run --locked --package outrider --example plan_against_cluster
 
 helm-check: ## lint and render the Helm chart, and check its objects against Kubernetes' schema; needs no cluster (ARGS="--show defaults")
-	@test -e .deps/helm/ready || { python3 -m venv .deps/helm && .deps/helm/bin/pip install --quiet --disable-pip-version-check \
-	  helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 && touch .deps/helm/ready; }
-	@.deps/helm/bin/python deploy/helm-check.py $(ARGS)
+	@"$$(deploy/venv.sh helm)" deploy/helm-check.py $(ARGS)
 
 observability-check: ## check the alerts and their tests with promtool, the dashboard with Grafana's types, and every query with a Prometheus that scrapes a cluster under load
 	@deploy/deps.sh build prometheus
 	cargo build --locked --workspace --exclude tests --bins
-	@test -e .deps/observability/ready || { python3 -m venv .deps/observability && .deps/observability/bin/pip install --quiet \
-	  --disable-pip-version-check 'grafana-foundation-sdk==1769699998!10.1.0' PyYAML==6.0.3 && touch .deps/observability/ready; }
-	@.deps/observability/bin/python tests/observability/check.py --binaries "$${CARGO_TARGET_DIR:-target}/debug" $(ARGS)
+	@"$$(deploy/venv.sh observability)" tests/observability/check.py --binaries "$${CARGO_TARGET_DIR:-target}/debug" $(ARGS)
 
 traces-check: ## check a request's trace over three processes in a real collector, over gRPC and HTTP, and take a screenshot of it (docs/console/trace.png)
 	@deploy/deps.sh build browser
 	cargo build --locked --workspace --exclude tests --bins
-	@test -e .deps/phoenix/ready || { python3 -m venv .deps/phoenix && .deps/phoenix/bin/pip install --quiet --disable-pip-version-check \
-	  arize-phoenix==20.26.1 websocket-client==1.9.2 && touch .deps/phoenix/ready; }
-	@.deps/phoenix/bin/python tests/observability/traces.py --outrider "$${CARGO_TARGET_DIR:-target}/debug/outrider" $(ARGS)
+	@"$$(deploy/venv.sh phoenix)" tests/observability/traces.py --outrider "$${CARGO_TARGET_DIR:-target}/debug/outrider" $(ARGS)
 
 kernels-check: ## compile every CUDA kernel for every supported architecture and report registers and spills; needs no GPU
 	@cargo build --locked --workspace --lib --bins --tests --examples

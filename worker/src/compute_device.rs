@@ -13,6 +13,22 @@ pub enum ComputeDevice {
     Cuda(Vec<usize>),
 }
 
+impl ComputeDevice {
+    /// The GPUs of the device; none on the CPU.
+    pub fn gpus(&self) -> &[usize] {
+        match self {
+            Self::Cpu => &[],
+            Self::Cuda(ordinals) => ordinals,
+        }
+    }
+
+    /// Whether `--gpu-memory-utilization` sizes the KV cache of a worker on this device: on GPUs, unless
+    /// `--kv-memory` gives it a size. Elsewhere that flag has no effect.
+    pub fn sizes_kv_by_utilization(&self, has_kv_memory: bool) -> bool {
+        !self.gpus().is_empty() && !has_kv_memory
+    }
+}
+
 impl FromStr for ComputeDevice {
     type Err = String;
 
@@ -43,6 +59,16 @@ impl std::fmt::Display for ComputeDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn utilization_sizes_kv_on_gpus_without_a_size() {
+        let (cpu, gpus) = (ComputeDevice::Cpu, ComputeDevice::Cuda(vec![0, 1]));
+        assert!(gpus.sizes_kv_by_utilization(false));
+        assert!(!gpus.sizes_kv_by_utilization(true));
+        assert!(!cpu.sizes_kv_by_utilization(false) && !cpu.sizes_kv_by_utilization(true));
+        assert!(cpu.gpus().is_empty());
+        assert_eq!(gpus.gpus(), [0, 1]);
+    }
 
     #[test]
     fn devices_are_read_or_refused() {

@@ -19,17 +19,17 @@ const WORKERS_MAX: u64 = 64;
 const EXAMPLES: &str = "\
 Once all are ready it prints where they listen and a curl command to paste; then, within seconds,
 what drafting gained on this machine: one seeded prompt with drafts and without, token ids compared.
-One process that ends takes the others along.
+If one process ends, the others are stopped too.
 
 Examples:
   # The bundled pair: it writes nonsense, at the pace of a model of 250M parameters.
   outrider up
   outrider up --target models/qwen3-8b --draft models/qwen3-0.6b --weights int8
-  # Guesses out of the text itself, no second model.
+  # Drafts from n-grams of the text, without a second model.
   outrider up --target models/qwen3-8b --draft ngram
   # The target on a GPU; its draft stays on the CPU.
   outrider up --target models/qwen3-8b --draft models/qwen3-0.6b --device cuda:0
-  # The timing of a pool, to try routers and load against.
+  # Synthetic workers with the step times of a profile, for tests of routers and load.
   outrider up --engine synthetic:deploy/profiles/8b-h100.toml";
 
 /// Arguments of `outrider up`.

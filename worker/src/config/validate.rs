@@ -80,17 +80,18 @@ impl RawWorker {
 
     /// Fraction of GPU memory to use; `None` on the CPU or if `kv_memory` gives a size.
     fn gpu_memory_utilization(&self, device: Option<&ComputeDevice>, faults: &mut Faults) -> Option<f32> {
-        let (given, sized) = (self.gpu_memory_utilization, self.kv_memory.is_some());
-        let on_gpu = matches!(device, Some(ComputeDevice::Cuda(_)));
+        let given = self.gpu_memory_utilization;
+        let has_effect =
+            device.is_some_and(|device| device.sizes_kv_by_utilization(self.kv_memory.is_some()));
         if let Some(part) = given {
             faults.check("gpu_memory_utilization", is_memory_fraction(part), || {
                 format!("{part} is not above 0 and at most 1")
             });
-            faults.check("gpu_memory_utilization", on_gpu && !sized, || {
+            faults.check("gpu_memory_utilization", has_effect, || {
                 "has no effect here: it sizes the KV cache only on a GPU and without --kv-memory".to_owned()
             });
         }
-        (on_gpu && !sized).then_some(given.unwrap_or(DEFAULT_GPU_MEMORY_UTILIZATION))
+        has_effect.then_some(given.unwrap_or(DEFAULT_GPU_MEMORY_UTILIZATION))
     }
 
     fn check_isa(&self, faults: &mut Faults) {

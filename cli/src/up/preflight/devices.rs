@@ -10,8 +10,8 @@ use crate::up::args::UpArgs;
 
 /// The workers of one role.
 struct Pool<'a> {
-    /// The GPUs of each worker; none on the CPU.
-    gpus: &'a [usize],
+    /// The device of each worker.
+    device: &'a ComputeDevice,
     workers: u64,
     kv_memory: Option<&'a str>,
     /// The flag of `kv_memory`.
@@ -21,14 +21,15 @@ struct Pool<'a> {
 /// The faults of all flags about devices.
 pub(super) fn faults(args: &UpArgs, engine: &EngineChoice) -> Vec<PreflightFault> {
     let draft_is_model = matches!(engine.draft, DraftKind::Model(_));
+    let no_gpu = ComputeDevice::Cpu;
     let target = Pool {
-        gpus: gpus(&args.device),
+        device: &args.device,
         workers: args.target_workers.unwrap_or(engine.target_workers),
         kv_memory: args.kv_memory.as_deref(),
         kv_flag: "--kv-memory",
     };
     let draft = Pool {
-        gpus: if draft_is_model { gpus(&args.draft_device) } else { &[] },
+        device: if draft_is_model { &args.draft_device } else { &no_gpu },
         workers: args.draft_workers.unwrap_or(engine.draft_workers),
         kv_memory: args.draft_kv_memory.as_deref(),
         kv_flag: "--draft-kv-memory",
@@ -40,32 +41,22 @@ pub(super) fn faults(args: &UpArgs, engine: &EngineChoice) -> Vec<PreflightFault
     }
     faults.extend(pools.iter().filter_map(part_of_host_memory));
     faults.extend(shared_gpu(&pools));
-    let takes_part = |pool: &Pool<'_>| !pool.gpus.is_empty() && pool.kv_memory.is_none();
-    let unused = args.gpu_memory_utilization.filter(|_| !pools.iter().any(takes_part));
+    let has_effect = |pool: &Pool<'_>| pool.device.sizes_kv_by_utilization(pool.kv_memory.is_some());
+    let unused = args.gpu_memory_utilization.filter(|_| !pools.iter().any(has_effect));
     faults.extend(unused.map(|part| PreflightFault::UnusedUtilization { part }));
     faults
 }
 
 /// Arguments for the KV memory of a worker. Workers refuse a part of a GPU's memory where it has no effect.
 pub(super) fn memory_args(device: &ComputeDevice, kv_memory: Option<&str>, part: Option<f32>) -> Vec<String> {
-    match (kv_memory, part) {
-        (Some(size), _) => vec![format!("--kv-memory={size}")],
-        (None, Some(part)) if *device != ComputeDevice::Cpu => {
-            vec![format!("--gpu-memory-utilization={part}")]
-        }
-        (None, _) => Vec::new(),
-    }
-}
-
-fn gpus(device: &ComputeDevice) -> &[usize] {
-    match device {
-        ComputeDevice::Cpu => &[],
-        ComputeDevice::Cuda(ordinals) => ordinals,
-    }
+    let part = part.filter(|_| device.sizes_kv_by_utilization(kv_memory.is_some()));
+    let size = kv_memory.map(|size| format!("--kv-memory={size}"));
+    let part = part.map(|part| format!("--gpu-memory-utilization={part}"));
+    size.into_iter().chain(part).collect()
 }
 
 fn part_of_host_memory(pool: &Pool<'_>) -> Option<PreflightFault> {
-    let size = pool.kv_memory.filter(|_| !pool.gpus.is_empty())?;
+    let size = pool.kv_memory.filter(|_| !pool.device.gpus().is_empty())?;
     let is_part = size.parse().is_ok_and(MemoryLimit::is_share_of_host);
     is_part.then(|| PreflightFault::PartOfHostMemory { flag: pool.kv_flag, size: size.to_owned() })
 }
@@ -73,8 +64,8 @@ fn part_of_host_memory(pool: &Pool<'_>) -> Option<PreflightFault> {
 /// Workers start at the same time: without a size, each would divide the memory that the others are about to
 /// take.
 fn shared_gpu(pools: &[Pool<'_>]) -> Option<PreflightFault> {
-    pools.iter().flat_map(|pool| pool.gpus).find_map(|&gpu| {
-        let there: Vec<&Pool<'_>> = pools.iter().filter(|pool| pool.gpus.contains(&gpu)).collect();
+    pools.iter().flat_map(|pool| pool.device.gpus()).find_map(|&gpu| {
+        let there: Vec<&Pool<'_>> = pools.iter().filter(|pool| pool.device.gpus().contains(&gpu)).collect();
         let workers: u64 = there.iter().map(|pool| pool.workers).sum();
         let unsized_pools = there.iter().filter(|pool| pool.kv_memory.is_none());
         let flags: Vec<&str> = unsized_pools.map(|pool| pool.kv_flag).collect();
