@@ -247,8 +247,10 @@ impl Driver {
     fn on_order(&mut self, now: Duration, order: Order) {
         match order {
             Order::Drain(drain, reply_tx) => {
-                drop(reply_tx.send(self.drain(now, drain)));
+                let state = self.drain(now, drain);
+                // Before the answer: an operator may ask for the readiness next.
                 self.update_health();
+                drop(reply_tx.send(state));
             }
             Order::Rollout(order, reply_tx) => {
                 self.on_event(now, Event::Rollout(order));
