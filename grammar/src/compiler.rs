@@ -44,12 +44,8 @@ impl std::fmt::Debug for Compiler {
 impl Compiler {
     /// Prepares what all grammars of one vocabulary share; takes some tenths of a second for a large one.
     pub fn new(vocabulary: &Vocabulary) -> Result<Self, GrammarError> {
-        Self::with_slices(vocabulary, &SlicedBiasComputer::general_slices())
-    }
-
-    fn with_slices(vocabulary: &Vocabulary, slices: &[String]) -> Result<Self, GrammarError> {
-        let capabilities = InferenceCapabilities::default();
-        let mut factory = ParserFactory::new(vocabulary.env(), capabilities, slices).map_err(refused)?;
+        let (capabilities, slices) = (InferenceCapabilities::default(), SlicedBiasComputer::general_slices());
+        let mut factory = ParserFactory::new(vocabulary.env(), capabilities, &slices).map_err(refused)?;
         factory.quiet();
         *factory.limits_mut() =
             ParserLimits { verbose_errors: false, max_items_in_row: ITEMS_MAX, ..ParserLimits::default() };

@@ -23,9 +23,10 @@ impl std::fmt::Debug for Vocabulary {
 impl Vocabulary {
     /// Reads a Hugging Face tokenizer.json.
     pub fn from_tokenizer_json(tokenizer_json: &str) -> Result<Self, GrammarError> {
-        let broken = |reason: String| GrammarError::Tokenizer(reason);
-        let tokenizer = serde_json::from_str(tokenizer_json).map_err(|error| broken(error.to_string()))?;
-        let words = token_bytes_from_tokenizer_json(&tokenizer).map_err(|error| broken(error.to_string()))?;
+        let tokenizer = serde_json::from_str(tokenizer_json)
+            .map_err(|error| GrammarError::Tokenizer(error.to_string()))?;
+        let words = token_bytes_from_tokenizer_json(&tokenizer)
+            .map_err(|error| GrammarError::Tokenizer(error.to_string()))?;
         Ok(Self::new(words))
     }
 

@@ -16,7 +16,7 @@ use crate::error::RouterError;
 use scheduling::wait_stats::{WaitReport, WaitStats};
 
 /// Maximum time that a request waits for admission.
-pub const ADMISSION_WAIT_MAX: Duration = Duration::from_secs(30);
+const ADMISSION_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Name of the queue in errors.
 const QUEUE: &str = "the router's queue";
@@ -28,8 +28,8 @@ pub struct AdmissionRequest {
     pub num_sequences: u32,
     /// Lower goes first.
     pub priority: u8,
-    /// Key among which admission is fair.
-    pub key: u64,
+    /// Key for fair queueing.
+    pub fair_queue_key: u64,
 }
 
 /// Admission limits of one router.
@@ -102,12 +102,11 @@ impl Admission {
         Self { limits, wait_max: ADMISSION_WAIT_MAX, gate: Arc::new(gate) }
     }
 
-    /// Waits until a request of `num_sequences` sequences may run. Fails if too many requests wait already.
-    /// Lower priorities go first.
+    /// Waits until the request may run. Fails if too many requests wait already.
     ///
     /// Cancel safety: dropping the future gives up the place in the queue.
     pub async fn admit(&self, request: AdmissionRequest) -> Result<Permit, RouterError> {
-        let AdmissionRequest { num_sequences, priority, key } = request;
+        let AdmissionRequest { num_sequences, priority, fair_queue_key } = request;
         let max_sequences = self.limits.max_sequences;
         if num_sequences > max_sequences {
             let message = format!(
@@ -123,7 +122,7 @@ impl Admission {
                 state.waits.observe(priority, Duration::ZERO);
                 return Ok(self.gate.grant(&mut state, num_sequences));
             }
-            if state.waiting.len() >= self.limits.max_waiting_requests && !state.evict_for(key) {
+            if state.waiting.len() >= self.limits.max_waiting_requests && !state.evict_for(fair_queue_key) {
                 return Err(RouterError::Overloaded { what: QUEUE });
             }
             let number = state.next_number;
@@ -131,7 +130,7 @@ impl Admission {
             let cost = f64::from(num_sequences);
             let since = self.gate.started_at.elapsed();
             let ticket = Ticket { priority, weight: 1.0, cost, arrived: since, since };
-            state.order.push(key, (), ticket, number);
+            state.order.push(fair_queue_key, (), ticket, number);
             state.waiting.insert(number, WaitingRequest { num_sequences, priority, since, permit_tx });
             QueueSlot { gate: &self.gate, number }
         };

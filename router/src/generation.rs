@@ -53,7 +53,7 @@ pub struct GenerationRequest {
     /// Unread bytes of the client.
     pub unread: UnreadBytes,
     /// Key for fair queueing: the API key, or one derived from a gateway's fairness id.
-    pub api_key: u64,
+    pub fair_queue_key: u64,
     /// Whether the generation fails when it waits too long for its first target. Only set if no other
     /// generation of its request has started.
     pub may_expire: bool,

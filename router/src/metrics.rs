@@ -13,8 +13,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use scheduling::lookup_rates::LookupSource;
 use scheduling::scheduler::lanes::LaneKey;
-use service::metrics::TracedHistogramFamily;
-use service::metrics::{Counter, EncodeLabelSet, Family, Gauge, HistogramFamily, Metrics, RateGauge};
+use service::metrics::{
+    Counter, EncodeLabelSet, Family, Gauge, HistogramFamily, Metrics, RateGauge, TracedHistogramFamily,
+};
 use speculation::sequence::Anomaly;
 use speculation::{FinishReason, Role};
 
@@ -58,6 +59,12 @@ const ENGINE: &str = "0";
 pub struct ModelLabels {
     model_name: String,
     engine: &'static str,
+}
+
+impl ModelLabels {
+    fn of(model: &str) -> Self {
+        Self { model_name: model.to_owned(), engine: ENGINE }
+    }
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -323,7 +330,7 @@ impl RouterMetrics {
 
     /// Returns the handles of one model.
     pub fn model(&self, model: &str) -> ModelMetrics {
-        let labels = ModelLabels { model_name: model.to_owned(), engine: ENGINE };
+        let labels = ModelLabels::of(model);
         ModelMetrics {
             generation_tokens: self.families.generation_tokens.get_or_create(&labels).clone(),
             inter_token_latency: self.families.inter_token_latency.get_or_create(&labels).clone(),
@@ -334,7 +341,7 @@ impl RouterMetrics {
 
     /// Returns the counters of one model's verified drafts.
     fn verified_drafts(&self, model: &str) -> VerifiedDraftCounters {
-        let labels = ModelLabels { model_name: model.to_owned(), engine: ENGINE };
+        let labels = ModelLabels::of(model);
         VerifiedDraftCounters {
             drafts: self.families.drafts.get_or_create(&labels).clone(),
             draft_tokens: self.families.draft_tokens.get_or_create(&labels).clone(),
@@ -370,7 +377,7 @@ impl RouterMetrics {
 
     /// Sets the wanted number of workers in each pool of a model.
     pub fn set_wanted_workers(&self, model: &str, targets: f64, drafts: f64) {
-        let labels = ModelLabels { model_name: model.to_owned(), engine: ENGINE };
+        let labels = ModelLabels::of(model);
         self.families.wanted_targets.get_or_create(&labels).set(targets);
         self.families.wanted_drafts.get_or_create(&labels).set(drafts);
     }

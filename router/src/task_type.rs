@@ -7,7 +7,7 @@
 //! the type is [`FALLBACK`].
 
 /// Task type of prompts that match no rule.
-pub const FALLBACK: &str = "chat";
+const FALLBACK: &str = "chat";
 
 /// Number of characters examined at the beginning and end of a prompt, where instructions usually are.
 const HEAD_CHARS: usize = 1_200;

@@ -42,6 +42,16 @@ pub enum Prompt {
     },
 }
 
+impl Prompt {
+    /// The field that holds it, for messages.
+    pub fn field(&self) -> &'static str {
+        match self {
+            Self::Text { .. } | Self::TokenIds(_) => "prompt",
+            Self::Chat { .. } => "messages",
+        }
+    }
+}
+
 /// A prompt as ids and as text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenizedPrompt {
@@ -100,29 +110,28 @@ pub fn tokenize(
     prompt: Prompt,
     max_model_len: u32,
 ) -> Result<TokenizedPrompt, RouterError> {
-    let (field, tokenized) = match prompt {
+    let field = prompt.field();
+    let tokenized = match prompt {
         Prompt::Text { text, framing } => {
             let ids = encode_text(model, &text, framing, max_model_len)?;
-            let task_type = classify(&text);
-            ("prompt", TokenizedPrompt { ids, text, task_type })
+            TokenizedPrompt { ids, task_type: classify(&text), text }
         }
         Prompt::TokenIds(ids) => {
             let text = decode(model, &ids);
-            ("prompt", TokenizedPrompt { task_type: classify(&text), ids, text })
+            TokenizedPrompt { ids, task_type: classify(&text), text }
         }
         Prompt::Chat { messages, template_kwargs } => {
             let has_tools = template_kwargs.get("tools").is_some_and(|tools| !tools.is_null());
             let template = model.chat_template_for(has_tools).ok_or_else(|| {
                 RouterError::invalid(
-                    "messages",
+                    field,
                     "this model has no chat template: send the whole prompt as text to /v1/completions",
                 )
             })?;
             let rendered = chat::render(model, template, &messages, &template_kwargs)?;
-            check_bytes(model, &rendered.text, max_model_len, "messages")?;
+            check_bytes(model, &rendered.text, max_model_len, field)?;
             let (ids, task_type) = (model.encode_chat(&rendered)?, classify(&task_type_text(&messages)));
-            let text = rendered.text;
-            ("messages", TokenizedPrompt { ids, text, task_type })
+            TokenizedPrompt { ids, task_type, text: rendered.text }
         }
     };
     if tokenized.ids.is_empty() {
@@ -179,12 +188,16 @@ fn task_type_text(messages: &[ConversationMessage]) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn tokens_without_embeddings_are_refused() {
+    /// The bundled tokenizer.
+    pub(super) fn demo() -> ModelText {
         let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/target/");
         let tokenizer = std::fs::read(format!("{dir}{}", text::asset::TOKENIZER)).unwrap();
-        let model =
-            ModelText::from_assets(|name| (name == text::asset::TOKENIZER).then_some(&*tokenizer)).unwrap();
+        ModelText::from_assets(|name| (name == text::asset::TOKENIZER).then_some(&*tokenizer)).unwrap()
+    }
+
+    #[test]
+    fn tokens_without_embeddings_are_refused() {
+        let model = demo();
         check_vocabulary(&model, "prompt", &[0, 99], 100).unwrap();
         let error = check_vocabulary(&model, "prompt", &[0, 100], 100).unwrap_err();
         assert!(matches!(error, RouterError::InvalidRequest { message, .. } if message.contains("(100)")));

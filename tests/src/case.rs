@@ -60,6 +60,13 @@ impl Case {
         }
     }
 
+    /// A request for exactly `max_tokens` tokens, enough of them that it is in progress when a worker fails.
+    pub fn long_text(temperature: f32, max_tokens: u32) -> anyhow::Result<Self> {
+        let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
+        let case = Self::new(format!("a long text at T = {temperature}"), prompt, temperature);
+        Ok(Self { max_tokens, ignore_eos: true, ..case })
+    }
+
     /// The same request at another k.
     pub fn with_k(&self, num_draft_tokens: u32) -> Self {
         let name = format!("{}, k = {num_draft_tokens}", self.name);

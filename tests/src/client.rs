@@ -89,6 +89,12 @@ impl Client {
         stream::iter(cases).map(|case| self.ask(case)).buffered(width).try_collect().await
     }
 
+    /// The complete answers to the same requests without drafts.
+    pub async fn ask_plain(&self, cases: &[Case], width: usize) -> anyhow::Result<Vec<Answer>> {
+        let plain: Vec<Case> = cases.iter().map(|case| case.with_k(0)).collect();
+        self.ask_all(&plain, width).await
+    }
+
     /// The complete answers by case name, for requests that may finish in any order.
     pub async fn ask_by_name(&self, cases: &[Case], width: usize) -> anyhow::Result<HashMap<String, Answer>> {
         stream::iter(cases)

@@ -14,7 +14,6 @@ use service::config::{Faults, RawConfig as _};
 use service::discovery::{self, DRAFT, Discovery, DiscoveryUri, Member, TARGET};
 use service::health::Health;
 use service::shutdown::{Lifetime, ShutdownOutcome};
-use service::tls::ServerTls;
 use worker::config::{DefaultPorts, RawWorker, SyntheticConfig, WorkerConfig};
 
 use crate::case::Case;
@@ -111,12 +110,6 @@ impl Cluster {
         Client::connect(&format!("http://{}", addresses.grpc)).await
     }
 
-    /// Adds a bundled draft worker for certain task types only.
-    pub async fn add_draft_for(&self, task_types: &[&str]) -> anyhow::Result<RunningWorker> {
-        let task_types = task_types.iter().map(|&task_type| task_type.to_owned()).collect();
-        self.add_draft(DraftConfig { task_types, ..draft_config(&pair::draft_dir())? }).await
-    }
-
     /// Adds a draft worker, for instance with a modified [`draft_config`].
     pub async fn add_draft(&self, config: DraftConfig) -> anyhow::Result<RunningWorker> {
         let (lifetime, discovery) = (self.lifetime.child(), self.discovery.as_ref());
@@ -139,25 +132,6 @@ impl Cluster {
     /// The router's metrics.
     pub async fn metrics(&self) -> anyhow::Result<Page> {
         Page::scrape(&self.admin_url()).await
-    }
-
-    /// Adds the bundled target with TLS only, and waits until the router is connected to it.
-    pub async fn add_target_with_tls(&self, tls: ServerTls) -> anyhow::Result<(RunningWorker, SocketAddr)> {
-        let lifetime = self.lifetime.child();
-        let config = WorkerConfig {
-            model: Some(pair::target_dir()),
-            served_model_name: Some(MODEL.to_owned()),
-            tls: Some(tls),
-            // Nothing is drafted for it.
-            profile_steps: false,
-            ..worker_config()?
-        };
-        let discovery = self.discovery.as_ref();
-        let addresses = target_worker::serve_with(config, discovery, lifetime.clone(), Health::new()).await?;
-        let worker = RunningWorker::new(lifetime, addresses);
-        worker.wait_connected().await?;
-        let listen = worker.listen;
-        Ok((worker, listen))
     }
 
     /// Address of the router's gRPC listener.
@@ -186,6 +160,19 @@ impl Cluster {
         let worker = start_worker((kind, change), self.discovery.as_ref(), lifetime).await?;
         worker.wait_connected().await?;
         Ok(worker)
+    }
+
+    /// Adds the bundled target for a test that drafts nothing: it does not measure at its start what routers
+    /// choose k with. `change` may modify its configuration.
+    pub async fn add_plain_target(
+        &self,
+        change: impl FnOnce(&mut WorkerConfig),
+    ) -> anyhow::Result<RunningWorker> {
+        self.add_with(WorkerKind::Target, |config| {
+            config.profile_steps = false;
+            change(config);
+        })
+        .await
     }
 
     /// Adds a worker behind a wire with these faults.
@@ -283,6 +270,17 @@ impl RunningWorker {
     /// Number of steps that the worker ran.
     pub async fn steps(&self) -> anyhow::Result<u64> {
         Ok(self.metrics().await?.steps_run())
+    }
+
+    /// Number of steps that a draft worker answered from tokens drafted ahead.
+    pub async fn draft_ahead_hits(&self) -> anyhow::Result<u64> {
+        let page = self.metrics().await?;
+        Ok(page.sum_where("outrider_worker_draft_ahead_steps_total", "result=\"hit\""))
+    }
+
+    /// Address of the worker's gRPC listener.
+    pub fn grpc_address(&self) -> SocketAddr {
+        self.listen
     }
 
     /// The worker's address as the router knows it.
@@ -387,10 +385,8 @@ fn any_port() -> SocketAddr {
 /// The answers of a target without drafts: the reference for every other way of serving the cases.
 pub async fn plain_answers(cases: &[Case], width: usize) -> anyhow::Result<Vec<Answer>> {
     let cluster = Cluster::start(|_| ()).await?;
-    // Step times are for choosing k.
-    let _target = cluster.add_with(WorkerKind::Target, |config| config.profile_steps = false).await?;
-    let plain: Vec<Case> = cases.iter().map(|case| case.with_k(0)).collect();
-    let answers = cluster.client().await?.ask_all(&plain, width).await?;
+    let _target = cluster.add_plain_target(|_| ()).await?;
+    let answers = cluster.client().await?.ask_plain(cases, width).await?;
     cluster.stop().await?;
     Ok(answers)
 }

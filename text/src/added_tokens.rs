@@ -52,13 +52,12 @@ pub fn with_added_tokens<'a>(
 ) -> Result<Cow<'a, [u8]>, ModelTextError> {
     let Some(config) = config else { return Ok(Cow::Borrowed(tokenizer)) };
     let bad_config = |reason: String| ModelTextError::TokenizerConfig { reason };
-    let bad_tokenizer = |error: serde_json::Error| ModelTextError::Tokenizer { reason: error.to_string() };
     let config: Config = serde_json::from_slice(config).map_err(|error| bad_config(error.to_string()))?;
     let listed = config.added_tokens_decoder.unwrap_or_default();
     if listed.is_empty() {
         return Ok(Cow::Borrowed(tokenizer));
     }
-    let known: Tokenizer = serde_json::from_slice(tokenizer).map_err(bad_tokenizer)?;
+    let known: Tokenizer = serde_json::from_slice(tokenizer).map_err(ModelTextError::tokenizer)?;
     let mut missing = BTreeMap::new();
     for (id, token) in listed {
         let is_known = known.added_tokens.iter().any(|known| known.content == token.content);
@@ -73,7 +72,7 @@ pub fn with_added_tokens<'a>(
         return Ok(Cow::Borrowed(tokenizer));
     }
 
-    let mut tokenizer: Value = serde_json::from_slice(tokenizer).map_err(bad_tokenizer)?;
+    let mut tokenizer: Value = serde_json::from_slice(tokenizer).map_err(ModelTextError::tokenizer)?;
     let vocabulary = vocabulary(&tokenizer);
     let num_tokens = vocabulary.len() as TokenId;
     let mut next_id = known.added_tokens.iter().map(|token| token.id + 1).fold(num_tokens, TokenId::max);
@@ -103,7 +102,7 @@ pub fn with_added_tokens<'a>(
         Some(tokens) => tokens.extend(added),
         None => tokenizer["added_tokens"] = Value::Array(added),
     }
-    serde_json::to_vec(&tokenizer).map(Cow::Owned).map_err(bad_tokenizer)
+    serde_json::to_vec(&tokenizer).map(Cow::Owned).map_err(ModelTextError::tokenizer)
 }
 
 /// Ids of the model's tokens: an object of ids, or a list of [token, score].

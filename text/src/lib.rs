@@ -84,6 +84,13 @@ pub enum ModelTextError {
     },
 }
 
+impl ModelTextError {
+    /// The error for a tokenizer that cannot be used.
+    fn tokenizer(error: impl fmt::Display) -> Self {
+        Self::Tokenizer { reason: error.to_string() }
+    }
+}
+
 /// Precedes parts of a rendered conversation; few tokenizers merge it with text.
 const LINE_BREAK: &str = "\n";
 
@@ -125,22 +132,18 @@ impl ModelText {
         let tokenizer_json = fetch(asset::TOKENIZER).ok_or(ModelTextError::NoTokenizer)?;
         let config_json = fetch(asset::TOKENIZER_CONFIG);
         let tokenizer_json = with_added_tokens(tokenizer_json, config_json)?;
-        let mut tokenizer = Tokenizer::from_bytes(&tokenizer_json)
-            .map_err(|error| ModelTextError::Tokenizer { reason: error.to_string() })?;
+        let mut tokenizer = Tokenizer::from_bytes(&tokenizer_json).map_err(ModelTextError::tokenizer)?;
         // A checkpoint may contain the truncation or padding of its training; a server must not change a
         // prompt's length.
-        tokenizer
-            .with_truncation(None)
-            .map_err(|error| ModelTextError::Tokenizer { reason: error.to_string() })?
-            .with_padding(None);
+        tokenizer.with_truncation(None).map_err(ModelTextError::tokenizer)?.with_padding(None);
         let config = TokenizerConfig::parse(config_json)?;
         let (chat_template, tool_template) = config.templates(&fetch)?;
         let vocabulary = Vocabulary::of(&tokenizer)?;
         let max_bytes_per_token = max_bytes_per_token(&tokenizer, &vocabulary);
         let added = tokenizer.get_added_tokens_decoder();
         let special = added.values().filter(|token| token.special && !token.content.is_empty());
-        let special = AhoCorasick::new(special.map(|token| &token.content))
-            .map_err(|error| ModelTextError::Tokenizer { reason: error.to_string() })?;
+        let special =
+            AhoCorasick::new(special.map(|token| &token.content)).map_err(ModelTextError::tokenizer)?;
         Ok(Self { tokenizer, vocabulary, max_bytes_per_token, chat_template, tool_template, special })
     }
 

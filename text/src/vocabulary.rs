@@ -122,8 +122,7 @@ enum Spelling {
 
 impl Spelling {
     fn of(tokenizer: &Tokenizer) -> Result<Self, ModelTextError> {
-        let decoder = serde_json::to_value(tokenizer.get_decoder())
-            .map_err(|error| ModelTextError::Tokenizer { reason: error.to_string() })?;
+        let decoder = serde_json::to_value(tokenizer.get_decoder()).map_err(ModelTextError::tokenizer)?;
         let parts = match decoder["decoders"].as_array() {
             Some(parts) => parts.as_slice(),
             None => std::slice::from_ref(&decoder),

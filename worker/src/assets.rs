@@ -12,7 +12,7 @@ use speculation::fingerprint::{TokenList, token_list_from_json};
 use text::{ModelText, ModelTextError, asset, with_added_tokens};
 
 /// Files that a router may fetch.
-pub const ASSET_NAMES: [&str; 7] = [
+const ASSET_NAMES: [&str; 7] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",

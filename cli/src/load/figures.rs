@@ -30,7 +30,7 @@ impl Slo {
 
     /// Whether the sample keeps all limits. A response of a single token has no time per token and keeps any
     /// limit on it.
-    pub fn is_met_by(&self, sample: &Sample) -> bool {
+    fn is_met_by(&self, sample: &Sample) -> bool {
         let keeps = |limit: Option<Duration>, found: Option<Duration>| {
             limit.is_none_or(|limit| found.is_none_or(|found| found <= limit))
         };

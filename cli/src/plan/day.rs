@@ -16,7 +16,7 @@ use scheduling::pool_size::{CurrentPools, Demand, desired_workers};
 use super::round::{Drafting, RoundModel};
 
 /// Seconds per day.
-pub const DAY: u32 = 86_400;
+const DAY: u32 = 86_400;
 
 /// The arriving traffic.
 #[derive(Debug, Clone, Copy)]
@@ -32,7 +32,7 @@ pub struct Traffic {
 
 impl Traffic {
     /// Requests per second: lowest at 4:00, highest at 16:00.
-    pub fn rate_at(&self, second: u32) -> f64 {
+    fn rate_at(&self, second: u32) -> f64 {
         let (night, peak) = self.rate;
         let phase = (f64::from(second) / f64::from(DAY) - 4.0 / 24.0) * std::f64::consts::TAU;
         let (from, lasts, factor) = self.burst;

@@ -3,34 +3,26 @@
 //! sampled.
 
 use std::collections::VecDeque;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use clap::Parser;
-use draft_worker::config::{Flags, RawDraft};
 use draft_worker::propose::Propose;
 use engine::cuda::host_driver::HostDriver;
 use speculation::cached_sequence::{Admission, CachedSequence};
 use speculation::prefix::Prefix;
-use speculation::{ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work};
+use speculation::{ReplyBody, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work};
 use worker::Task;
 use worker::executor::StepExecutor;
 use worker::model::ModelExecutor;
 use worker::table::{RouterId, SequenceKey};
 use worker::task::Slot;
 
+use crate::bundled_draft;
+
 const PROMPT: [TokenId; 5] = [11, 245, 803, 17, 300];
 
 fn executor(more: &[&str]) -> ModelExecutor<Propose> {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft");
-    let flags = ["outrider-draft-worker", "--model", &model.to_string_lossy(), "--profile-steps", "false"];
-    let flags = Flags::parse_from(flags.iter().chain(more));
-    let config =
-        service::config::load::<RawDraft>(&flags, None, "OUTRIDER_NOWHERE_").expect("the flags suffice");
-    worker::serve::load(&config.worker, Role::Draft, Propose { keeps_candidates: false })
-        .expect("the bundled draft loads")
-        .executor
+    bundled_draft::executor(Propose { keeps_candidates: false }, more)
 }
 
 /// One sequence, and its state at the worker.

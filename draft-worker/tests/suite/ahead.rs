@@ -3,34 +3,28 @@
 //! every proposal is compared with `==`.
 
 use std::collections::VecDeque;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use clap::Parser;
-use draft_worker::config::{Flags, RawDraft};
 use draft_worker::propose::Propose;
 use engine::cuda::host_driver::HostDriver;
 use speculation::cached_sequence::Admission;
 use speculation::prefix::Prefix;
-use speculation::{Draft, ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work};
+use speculation::{Draft, ReplyBody, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work};
 use worker::Task;
 use worker::ahead::DraftAhead;
 use worker::executor::StepExecutor;
 use worker::model::ModelExecutor;
 use worker::table::{RouterId, SequenceKey, SequenceTable};
 
+use crate::bundled_draft;
+use crate::random::Random;
+
 const KEY: SequenceKey = SequenceKey { router: RouterId(1), sequence: SequenceId(1) };
 
 fn executor(more: &[&str]) -> ModelExecutor<Propose> {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft");
-    let flags = ["outrider-draft-worker", "--model", &model.to_string_lossy(), "--profile-steps", "false"];
-    let flags = Flags::parse_from(flags.iter().chain(more));
-    let config =
-        service::config::load::<RawDraft>(&flags, None, "OUTRIDER_NOWHERE_").expect("the flags suffice");
     // In both workers trees have leaves only, as in every worker that drafts ahead.
-    let propose = Propose { keeps_candidates: true };
-    worker::serve::load(&config.worker, Role::Draft, propose).expect("the bundled draft loads").executor
+    bundled_draft::executor(Propose { keeps_candidates: true }, more)
 }
 
 /// A draft worker without its device thread.
@@ -102,16 +96,6 @@ impl Worker {
         self.ahead.drop_sequence(&mut self.executor, &KEY);
         self.executor.close(held.slot);
         assert_eq!(self.executor.stats().kv_blocks_used, 0, "what was computed ahead is freed");
-    }
-}
-
-/// Pseudo-random numbers below `n`.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % n
     }
 }
 

@@ -3,12 +3,9 @@
 //! remains of an earlier tree in the KV.
 
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use clap::Parser;
-use draft_worker::config::{Flags, RawDraft};
 use draft_worker::propose::Propose;
 use engine::cuda::GpuOptions;
 use engine::cuda::host_driver::HostDriver;
@@ -25,26 +22,19 @@ use worker::model::ModelExecutor;
 use worker::table::{RouterId, SequenceKey};
 use worker::task::Slot;
 
+use crate::bundled_draft::{self, model_dir};
+use crate::random::Random;
+
 const STOP: TokenId = 0;
 const VOCAB: u32 = 4_096;
 
-fn model() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft")
-}
-
 fn executor(more: &[&str]) -> ModelExecutor<Propose> {
-    let model = model();
-    let flags = ["outrider-draft-worker", "--model", &model.to_string_lossy(), "--profile-steps", "false"];
-    let flags = Flags::parse_from(flags.iter().chain(more));
-    let config =
-        service::config::load::<RawDraft>(&flags, None, "OUTRIDER_NOWHERE_").expect("the flags suffice");
-    let propose = Propose { keeps_candidates: false };
-    worker::serve::load(&config.worker, Role::Draft, propose).expect("the bundled draft loads").executor
+    bundled_draft::executor(Propose { keeps_candidates: false }, more)
 }
 
 fn options(weights: WeightFormat) -> LoadOptions {
     LoadOptions {
-        model_dir: model(),
+        model_dir: model_dir(),
         weights,
         threads: 1,
         tensor_parallel: 1,
@@ -65,16 +55,6 @@ fn engine_on_device(driver: &HostDriver) -> Engine {
 
 fn executor_on_device(driver: &HostDriver, keeps_candidates: bool) -> ModelExecutor<Propose> {
     ModelExecutor::new(engine_on_device(driver), Role::Draft, VOCAB, 512, Propose { keeps_candidates })
-}
-
-/// Pseudo-random numbers below `n`.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % n
-    }
 }
 
 /// Best tokens behind `ids`, from a sequence that holds a part of them.

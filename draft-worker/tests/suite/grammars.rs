@@ -2,32 +2,21 @@
 //! acceptance mode.
 
 use std::collections::VecDeque;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use clap::Parser;
-use draft_worker::config::{Flags, RawDraft};
 use draft_worker::propose::Propose;
 use speculation::cached_sequence::{Admission, CachedSequence};
-use speculation::{AcceptanceMode, ReplyBody, Role, SequenceId, SequenceSpec, Step, Work};
+use speculation::{AcceptanceMode, ReplyBody, SequenceId, SequenceSpec, Step, Work};
 use worker::Task;
 use worker::executor::StepExecutor as _;
 use worker::model::ModelExecutor;
 use worker::table::{RouterId, SequenceKey};
 
+use crate::bundled_draft;
+
 /// The end token of the bundled models.
 const END: u32 = 0;
-
-fn executor() -> ModelExecutor<Propose> {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft");
-    let flags = ["outrider-draft-worker", "--model", &model.to_string_lossy(), "--profile-steps", "false"];
-    let flags = Flags::parse_from(flags);
-    let config =
-        service::config::load::<RawDraft>(&flags, None, "OUTRIDER_NOWHERE_").expect("the flags suffice");
-    let propose = Propose { keeps_candidates: true };
-    worker::serve::load(&config.worker, Role::Draft, propose).expect("the bundled draft loads").executor
-}
 
 /// The reply to a request for eight tokens after a prompt, whose output must match `regex`.
 fn proposed(executor: &mut ModelExecutor<Propose>, acceptance: AcceptanceMode, regex: &str) -> ReplyBody {
@@ -68,7 +57,7 @@ fn proposed(executor: &mut ModelExecutor<Propose>, acceptance: AcceptanceMode, r
 /// refused the step, and the sequence lost its draft worker.
 #[test]
 fn a_proposal_ends_with_the_end_token_in_every_mode() {
-    let mut executor = executor();
+    let mut executor = bundled_draft::executor(Propose { keeps_candidates: true }, &[]);
     for acceptance in [AcceptanceMode::Coupled, AcceptanceMode::Rejection, AcceptanceMode::Typical] {
         let body = proposed(&mut executor, acceptance, "[a-c]{3}");
         let ReplyBody::Proposal(proposal) = body else { panic!("{acceptance:?}: {body:?}") };

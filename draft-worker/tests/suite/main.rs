@@ -4,5 +4,7 @@
 mod agreement;
 mod ahead;
 mod branches;
+mod bundled_draft;
 mod grammars;
+mod random;
 mod translated;

@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use clap::Parser;
-use draft_worker::config::{DraftConfig, Flags, RawDraft};
+use draft_worker::config::DraftConfig;
 use draft_worker::propose::Propose;
 use draft_worker::translated::TranslatedExecutor;
 use serde_json::Value;
@@ -23,18 +22,17 @@ use worker::executor::StepExecutor;
 use worker::table::{RouterId, SequenceKey};
 use worker::task::Slot;
 
+use crate::bundled_draft;
+
 const PROMPT: &str = "<|user|>\nWrite a story about a garden, 3 lines.<|end|>\n<|assistant|>\n";
 
-fn demo(part: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo").join(part)
+fn target_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target")
 }
 
 /// The bundled draft, configured for a target with this tokenizer.
 fn config(tokenizer: &Path, more: &[&str]) -> DraftConfig {
-    let [model, tokenizer] = [&demo("draft"), tokenizer].map(|path| path.to_string_lossy().into_owned());
-    let flags = ["outrider-draft-worker", "--model", &model, "--target-tokenizer", &tokenizer];
-    let flags = Flags::parse_from(flags.iter().chain(&["--profile-steps", "false"]).chain(more));
-    service::config::load::<RawDraft>(&flags, None, "OUTRIDER_NOWHERE_").expect("the flags suffice")
+    bundled_draft::config(&[&["--target-tokenizer", &tokenizer.to_string_lossy()][..], more].concat())
 }
 
 fn ids(tokenizer_json: &[u8], text: &str) -> Vec<TokenId> {
@@ -45,7 +43,7 @@ fn ids(tokenizer_json: &[u8], text: &str) -> Vec<TokenId> {
 /// The bundled tokenizer without those merges that produce an even id and that no other merge builds on: it
 /// splits words where the bundled one does not.
 fn shorter_tokens() -> Vec<u8> {
-    let bundled = std::fs::read(demo("target").join("tokenizer.json")).expect("it is bundled");
+    let bundled = std::fs::read(target_dir().join("tokenizer.json")).expect("it is bundled");
     let mut json: Value = serde_json::from_slice(&bundled).expect("it is JSON");
     let vocabulary = json["model"]["vocab"].clone();
     let merges = json["model"]["merges"].as_array_mut().expect("it has merges");
@@ -98,8 +96,8 @@ impl<M: StepExecutor> Sequence<M> {
 
 #[test]
 fn between_equal_tokenizers_translation_changes_no_bit() {
-    let config = config(&demo("target"), &[]);
-    let bundled = std::fs::read(demo("target").join("tokenizer.json")).expect("it is bundled");
+    let config = config(&target_dir(), &[]);
+    let bundled = std::fs::read(target_dir().join("tokenizer.json")).expect("it is bundled");
     for (temperature, num_tree_tokens) in [(0.0, 0), (1.0, 0), (0.7, 9)] {
         let decide = || Propose { keeps_candidates: num_tree_tokens > 0 };
         let native = worker::serve::load(&config.worker, Role::Draft, decide()).expect("the draft loads");
@@ -159,7 +157,7 @@ fn between_equal_tokenizers_translation_changes_no_bit() {
 
 /// The bundled draft, translated between equal tokenizers.
 fn executor() -> TranslatedExecutor {
-    let config = config(&demo("target"), &[]);
+    let config = config(&target_dir(), &[]);
     let tokenizer = config.target_tokenizer.as_deref().expect("it was given");
     let decide = Propose { keeps_candidates: false };
     draft_worker::translated::load(&config.worker, tokenizer, decide).expect("the draft loads").executor
@@ -180,7 +178,7 @@ fn feed(executor: &mut TranslatedExecutor, sequence_id: u64, spec: &SequenceSpec
 fn prompt_ids() -> Vec<TokenId> {
     const TEXT: &str = "Nevertheless everybody understood that the government would probably reconsider the recommendation of the \
         committee, because its members had considered the interesting arguments carefully.";
-    let bundled = std::fs::read(demo("target").join("tokenizer.json")).expect("it is bundled");
+    let bundled = std::fs::read(target_dir().join("tokenizer.json")).expect("it is bundled");
     let first_words = |num: usize| TEXT.split_inclusive(' ').take(num).collect::<String>();
     let mut prompts = (1..20).map(|num| ids(&bundled, &first_words(num)));
     prompts.find(|ids| ids.len() > 20 && ids.len() % 16 > 4).expect("a word has few ids")
@@ -220,7 +218,7 @@ fn nobody_waits_for_the_prefix_of_a_step_that_waits_for_its_grammar() {
 /// tokenizer ends its proposal there as well.
 #[test]
 fn a_proposal_ends_where_no_token_is_allowed() {
-    let config = config(&demo("target"), &[]);
+    let config = config(&target_dir(), &[]);
     let decide = Propose { keeps_candidates: false };
     let native = worker::serve::load(&config.worker, Role::Draft, decide).expect("the draft loads");
     check_ends_of_proposals(native.executor);
@@ -321,7 +319,7 @@ fn what_is_tokenized_again_is_computed_again() {
 #[test]
 fn past_the_drafts_window_proposals_are_empty() {
     const LONG: &str = "considering the international organisation";
-    let bundled = std::fs::read(demo("target").join("tokenizer.json")).expect("it is bundled");
+    let bundled = std::fs::read(target_dir().join("tokenizer.json")).expect("it is bundled");
     let mut json: Value = serde_json::from_slice(&bundled).expect("it is JSON");
     json["added_tokens"].as_array_mut().expect("it has some").push(serde_json::json!({
         "id": 4_096, "content": LONG, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": false

@@ -6,11 +6,11 @@ use super::*;
 
 /// A request with the default key.
 fn request(num_sequences: u32, priority: u8) -> AdmissionRequest {
-    AdmissionRequest { num_sequences, priority, key: 0 }
+    AdmissionRequest { num_sequences, priority, fair_queue_key: 0 }
 }
 
-fn request_of_key(key: u64) -> AdmissionRequest {
-    AdmissionRequest { num_sequences: 1, priority: 0, key }
+fn request_of_key(fair_queue_key: u64) -> AdmissionRequest {
+    AdmissionRequest { num_sequences: 1, priority: 0, fair_queue_key }
 }
 
 fn admission(max_sequences: u32, max_waiting_requests: usize) -> Admission {

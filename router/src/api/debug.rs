@@ -2,17 +2,18 @@
 //! Requires an operator's API key (`admin=true`) if keys are configured.
 
 use axum::extract::State;
-use axum::response::{IntoResponse as _, Json, Response};
+use axum::response::Json;
 use http::{HeaderMap, HeaderValue, header};
 use scheduling::scheduler::SchedulerReport;
 use scheduling::wait_stats::WaitReport;
 use serde::Serialize;
 
+use crate::error::RouterError;
 use crate::pipeline::AppState;
 
 /// Response of `/debug/lanes`.
 #[derive(Debug, Serialize)]
-struct LanesPage {
+pub(super) struct LanesPage {
     #[serde(flatten)]
     scheduler: SchedulerReport,
     /// Admission wait times, by priority.
@@ -20,15 +21,12 @@ struct LanesPage {
 }
 
 /// `GET /debug/lanes`.
-pub(super) async fn lanes(State(state): State<AppState>, headers: HeaderMap) -> Response {
+pub(super) async fn lanes(
+    State(state): State<AppState>,
+    headers: HeaderMap,
+) -> Result<Json<LanesPage>, RouterError> {
     let key = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
-    if let Err(error) = state.auth.authenticate_operator(key) {
-        return error.into_response();
-    }
-    match state.generation.report().await {
-        Ok(scheduler) => {
-            Json(LanesPage { scheduler, admission_waits: state.admission.waits() }).into_response()
-        }
-        Err(error) => error.into_response(),
-    }
+    state.auth.authenticate_operator(key)?;
+    let scheduler = state.generation.report().await?;
+    Ok(Json(LanesPage { scheduler, admission_waits: state.admission.waits() }))
 }

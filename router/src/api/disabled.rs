@@ -1,6 +1,9 @@
-//! [`is_disabled`]: which values of unsupported fields request nothing, for every API.
+//! Unsupported fields of every API: which of their values request nothing ([`is_disabled`]), and the refusal
+//! of the others.
 
 use serde_json::Value;
+
+use crate::error::RouterError;
 
 /// Whether the value of an unsupported field requests nothing, so that the field can be ignored.
 pub(super) fn is_disabled(field: &str, value: &Value) -> bool {
@@ -16,6 +19,26 @@ pub(super) fn is_disabled(field: &str, value: &Value) -> bool {
         ("top_logprobs", Value::Number(count)) => count.as_f64() == Some(0.0),
         _ => false,
     }
+}
+
+/// Refuses the first field of the object at `path` (empty, or ending in a dot) that requests an unsupported
+/// feature. `is_disabled` recognizes values that request nothing.
+pub(super) fn refuse_fields(
+    path: &str,
+    fields: &[(&str, &Option<Value>)],
+    is_disabled: impl Fn(&str, &Value) -> bool,
+) -> Result<(), RouterError> {
+    let is_requested =
+        |value: &Option<Value>, field: &str| value.as_ref().is_some_and(|value| !is_disabled(field, value));
+    match fields.iter().find(|(field, value)| is_requested(value, field)) {
+        Some((field, _)) => Err(unsupported(&format!("{path}{field}"))),
+        None => Ok(()),
+    }
+}
+
+/// The error for a field that requests an unsupported feature.
+pub(super) fn unsupported(field: &str) -> RouterError {
+    RouterError::invalid(field, format!("{field} is not supported: leave it out"))
 }
 
 #[cfg(test)]

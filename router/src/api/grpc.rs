@@ -2,10 +2,8 @@
 //! the rest of the path is shared with HTTP. Servers mount [`grpc_service`] behind
 //! [`require_key`](super::grpc_key::require_key), which tells it the caller.
 
-use std::panic::AssertUnwindSafe;
-
+use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
-use futures::{FutureExt as _, StreamExt as _};
 use grammar::Grammar;
 use proto::v1;
 use proto::v1::inference_server::{Inference, InferenceServer};
@@ -17,9 +15,10 @@ use tonic::metadata::MetadataMap;
 use tonic::{Extensions, Request, Response, Status};
 use tracing::Instrument as _;
 
-use super::conversation::{OWN_VARIABLES, refuse_variables};
 use super::grpc_key::checked_caller;
-use super::incoming;
+use super::handler::catch_panic;
+use super::incoming::{self, TASK_TYPE};
+use super::template_variables::{OWN_VARIABLES, refuse_variables};
 use crate::detokenize::OutputToken;
 use crate::error::RouterError;
 use crate::metrics::Protocol;
@@ -32,11 +31,9 @@ use crate::request::limits::BODY_BYTES_MAX;
 use crate::request::raw::{FieldNames, RawPrompt, RawRequest, RawSampling, RawSpeculation};
 use crate::request::record::RequestRecord;
 use crate::request::structure::RawGrammar;
-use crate::request::tools::RawTools;
 use crate::request::{Caller, Operation, Usage, span};
 use text::{ConversationMessage, Framing};
 
-const TASK_TYPE: &str = "x-task-type";
 const REQUEST_ID: &str = "x-request-id";
 
 /// Creates the service.
@@ -72,9 +69,7 @@ impl Inference for InferenceService {
         let request_context =
             RequestContext { request_id: request_id.clone(), deadline: None, response, record };
         let started = start(&self.state, (&metadata, &extensions), message, request_context).instrument(span);
-        let outcome = AssertUnwindSafe(started).catch_unwind().await;
-        let text =
-            outcome.unwrap_or_else(|_| Err(RouterError::Internal("the request handler panicked".into())))?;
+        let text = catch_panic(started).await?;
         let mut response = Response::new(messages(text));
         let request_id = request_id.parse().expect("an id is letters, digits and a hyphen");
         response.metadata_mut().insert(REQUEST_ID, request_id);
@@ -148,7 +143,6 @@ fn parse_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result
         (_, None) => None,
     };
     let sampling = message.sampling.unwrap_or_default();
-    let min_tokens = sampling.min_tokens.map(i64::from);
     let (prompts, prompt_name) = match message.prompt {
         Some(v1::generate_request::Prompt::Text(text)) => {
             (vec![RawPrompt::Text { text, framing: Framing::Add }], "prompt")
@@ -162,35 +156,27 @@ fn parse_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result
     Ok(RawRequest {
         model: Some(message.model),
         prompts,
-        sampling: parse_sampling(sampling),
         max_tokens: message.max_tokens.map(i64::from),
-        min_tokens,
+        min_tokens: sampling.min_tokens.map(i64::from),
+        sampling: parse_sampling(sampling),
         n: message.n.map(i64::from),
         seed: message.seed,
         stop: message.stop,
         stop_token_ids: message.stop_token_ids.into_iter().map(i64::from).collect(),
-        include_stop: false,
         keep_special_tokens: message.skip_special_tokens == Some(false),
         ignore_eos: message.ignore_eos,
         logprobs: message.logprobs.map(i64::from),
-        prompt_logprobs: None,
         echo: message.echo,
-        tools: RawTools::default(),
         grammar: message.grammar.map(|document| parse_grammar(&document)).transpose()?,
         task_type,
         speculation: message.speculation.map(parse_speculation).unwrap_or_default(),
-        prediction: None,
         priority: Some(i64::from(message.priority)),
-        truncate_prompt_tokens: None,
-        drop_oldest_messages: false,
-        cache_salt: None,
-        fill_context_window: false,
-        exclude_from_log: false,
         names: FieldNames {
             prompt: prompt_name,
             echo: (prompt_name == "prompt").then_some("echo"),
             ..FieldNames::default()
         },
+        ..RawRequest::default()
     })
 }
 
@@ -236,12 +222,12 @@ fn parse_sampling(sampling: v1::SamplingParams) -> RawSampling {
             .collect(),
         allowed_token_ids: (!sampling.allowed_token_ids.is_empty())
             .then(|| sampling.allowed_token_ids.into_iter().map(i64::from).collect()),
-        bad_words: Vec::new(),
         bad_word_ids: sampling
             .bad_words
             .into_iter()
             .map(|word| word.token_ids.into_iter().map(i64::from).collect())
             .collect(),
+        ..RawSampling::default()
     }
 }
 

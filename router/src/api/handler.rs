@@ -9,7 +9,6 @@ use axum::response::{IntoResponse as _, Response};
 use futures::FutureExt as _;
 use http::{HeaderMap, HeaderValue};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 use service::accept::ResponseHandle;
 use service::telemetry;
 use speculation::FinishReason;
@@ -86,12 +85,18 @@ pub(super) async fn handle_request<F: ApiFormat>(
     }
 
     let work = respond_to(&state, &api_format, request, request_id, record).instrument(span);
-    let outcome = AssertUnwindSafe(work).catch_unwind().await;
-    let outcome =
-        outcome.unwrap_or_else(|_| Err(RouterError::Internal("the request handler panicked".into())));
-    let mut response = outcome.unwrap_or_else(RouterError::into_response);
+    let mut response = catch_panic(work).await.unwrap_or_else(RouterError::into_response);
     response.headers_mut().insert(REQUEST_ID, request_id_header);
     response
+}
+
+/// Runs a request's handler; a panic becomes an error.
+pub(super) fn catch_panic<T>(
+    work: impl Future<Output = Result<T, RouterError>>,
+) -> impl Future<Output = Result<T, RouterError>> {
+    AssertUnwindSafe(work).catch_unwind().map(|outcome| {
+        outcome.unwrap_or_else(|_| Err(RouterError::Internal("the request handler panicked".into())))
+    })
 }
 
 /// Creates a new id.
@@ -166,25 +171,6 @@ pub(crate) async fn read_chat(
     Ok((raw_request, caller, deadline))
 }
 
-/// Refuses the first field of the object at `path` (empty, or ending in a dot) that requests an unsupported
-/// feature. `is_disabled` recognizes values that request nothing.
-pub(super) fn refuse_fields(
-    path: &str,
-    fields: &[(&str, &Option<Value>)],
-    is_disabled: impl Fn(&str, &Value) -> bool,
-) -> Result<(), RouterError> {
-    let is_requested =
-        |value: &Option<Value>, field: &str| value.as_ref().is_some_and(|value| !is_disabled(field, value));
-    match fields.iter().find(|(field, value)| is_requested(value, field)) {
-        Some((field, _)) => {
-            let field = format!("{path}{field}");
-            let message = format!("{field} is not supported: leave it out");
-            Err(RouterError::invalid(field, message))
-        }
-        None => Ok(()),
-    }
-}
-
 /// Collects the whole text of a single choice. Returns it with its finish reason and with the memory reserved
 /// for it.
 pub(super) async fn collect_text(
@@ -199,8 +185,10 @@ pub(super) async fn collect_text(
         output.push_str(&delta.text);
         finish = finish.or(delta.finish);
     }
-    match finish {
-        Some(finish) => Ok((output, finish, reservation)),
-        None => Err(RouterError::Internal("the stream ended before its choice finished".into())),
-    }
+    Ok((output, finish.ok_or_else(unfinished)?, reservation))
+}
+
+/// The error for a stream that ended without the finish reason of a choice.
+pub(super) fn unfinished() -> RouterError {
+    RouterError::Internal("the stream ended before its choice finished".into())
 }

@@ -101,12 +101,10 @@ async fn get_model(
     Ok(Json(Model::from(&*entry)).into_response())
 }
 
-async fn method_not_allowed(method: Method, uri: Uri) -> Response {
-    let error = RouterError::MethodNotAllowed { method: method.to_string(), path: uri.path().to_owned() };
-    error.into_response()
+async fn method_not_allowed(method: Method, uri: Uri) -> RouterError {
+    RouterError::MethodNotAllowed { method: method.to_string(), path: uri.path().to_owned() }
 }
 
-async fn route_not_found(method: Method, uri: Uri) -> Response {
-    let error = RouterError::RouteNotFound { method: method.to_string(), path: uri.path().to_owned() };
-    error.into_response()
+async fn route_not_found(method: Method, uri: Uri) -> RouterError {
+    RouterError::RouteNotFound { method: method.to_string(), path: uri.path().to_owned() }
 }

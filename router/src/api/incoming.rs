@@ -24,7 +24,8 @@ use crate::request::{Caller, span};
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// Maximum length of `x-request-id` and `x-session-id`, in characters.
 const IDENTITY_LEN_MAX: usize = 256;
-const TASK_TYPE: &str = "x-task-type";
+/// Header and metadata that name the task type.
+pub(super) const TASK_TYPE: &str = "x-task-type";
 
 /// Authenticates a request by its `authorization` header, or by Anthropic's `x-api-key`.
 pub(super) fn authenticate(state: &AppState, headers: &HeaderMap) -> Result<Caller, RouterError> {

@@ -1,9 +1,19 @@
-//! Parses a JSON request body. Errors name the field, line and column, and what was expected there.
+//! JSON bodies: parses those of requests and serializes those of responses. Errors name the field, line and
+//! column, and what was expected there.
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::foreign_fields::own_name;
 use crate::error::RouterError;
+
+/// Why serializing a response cannot fail.
+pub(super) const SERIALIZABLE: &str = "a response has only serializable values: string keys, numbers, text";
+
+/// Serializes a response as one line of JSON.
+pub(super) fn to_json<T: Serialize>(value: &T) -> String {
+    serde_json::to_string(value).expect(SERIALIZABLE)
+}
 
 /// Parses a JSON body.
 pub(super) fn parse_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, RouterError> {

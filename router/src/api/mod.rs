@@ -31,6 +31,7 @@ mod request_id;
 mod rollout;
 pub mod speculation_settings;
 mod sse;
+mod template_variables;
 mod tokenizer_request;
 mod vllm;
 pub mod vllm_grpc;

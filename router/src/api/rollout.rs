@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use axum::extract::{Request, State};
-use axum::response::{IntoResponse as _, Json, Response};
+use axum::response::Json;
 use http::HeaderMap;
 use scheduling::rollout::{RolloutReport, RolloutRules, RolloutSettings};
 use scheduling::scheduler::SchedulerReport;
@@ -37,7 +37,7 @@ struct Body {
 
 /// Response body.
 #[derive(Debug, Serialize)]
-struct RolloutPage {
+pub(super) struct RolloutPage {
     /// The current rollout, if any.
     rollout: Option<RolloutReport>,
     /// Addresses of the candidate's connected draft workers.
@@ -73,71 +73,64 @@ impl From<SchedulerReport> for RolloutPage {
 }
 
 /// `GET`.
-pub(super) async fn show(State(state): State<AppState>, headers: HeaderMap) -> Response {
-    let result = async {
-        check_operator(&state, &headers)?;
-        Ok(state.generation.report().await?.into())
-    };
-    respond(result.await)
+pub(super) async fn show(
+    State(state): State<AppState>,
+    headers: HeaderMap,
+) -> Result<Json<RolloutPage>, RouterError> {
+    check_operator(&state, &headers)?;
+    Ok(Json(state.generation.report().await?.into()))
 }
 
 /// `POST`.
-pub(super) async fn begin(State(state): State<AppState>, request: Request) -> Response {
-    let result = async {
-        let (head, body) = request.into_parts();
-        check_operator(&state, &head.headers)?;
-        let body: Body = read_object(&head.headers, body, deadline_from_headers(&head.headers)?).await?;
-        let settings = body.settings()?;
-        let (draft, share, decides) = (settings.draft.clone(), settings.share, settings.decides);
-        let report = state.generation.rollout(RolloutOrder::Begin(settings)).await?;
-        tracing::info!(draft, share, decides, "an operator began the rollout of a draft");
-        let page = RolloutPage::from(report);
-        if let Some(warning) = &page.warning {
-            tracing::warn!(draft, "{warning}");
-        }
-        Ok(page)
-    };
-    respond(result.await)
+pub(super) async fn begin(
+    State(state): State<AppState>,
+    request: Request,
+) -> Result<Json<RolloutPage>, RouterError> {
+    let (head, body) = request.into_parts();
+    check_operator(&state, &head.headers)?;
+    let body: Body = read_object(&head.headers, body, deadline_from_headers(&head.headers)?).await?;
+    let settings = body.settings()?;
+    let (draft, share, decides) = (settings.draft.clone(), settings.share, settings.decides);
+    let report = state.generation.rollout(RolloutOrder::Begin(settings)).await?;
+    tracing::info!(draft, share, decides, "an operator began the rollout of a draft");
+    let page = RolloutPage::from(report);
+    if let Some(warning) = &page.warning {
+        tracing::warn!(draft, "{warning}");
+    }
+    Ok(Json(page))
 }
 
 /// `POST` to `promote`.
-pub(super) async fn promote(State(state): State<AppState>, headers: HeaderMap) -> Response {
-    let result = async {
-        check_operator(&state, &headers)?;
-        let report = state.generation.rollout(RolloutOrder::Promote).await?;
-        match &report.rollout {
-            Some(rollout) => {
-                tracing::info!(draft = rollout.settings.draft, "an operator promoted the draft of a rollout");
-                Ok(report.into())
-            }
-            None => Err(RouterError::InvalidRequest {
-                message: "no rollout is in progress: POST /admin/rollout with a draft first".to_owned(),
-                param: None,
-            }),
+pub(super) async fn promote(
+    State(state): State<AppState>,
+    headers: HeaderMap,
+) -> Result<Json<RolloutPage>, RouterError> {
+    check_operator(&state, &headers)?;
+    let report = state.generation.rollout(RolloutOrder::Promote).await?;
+    match &report.rollout {
+        Some(rollout) => {
+            tracing::info!(draft = rollout.settings.draft, "an operator promoted the draft of a rollout");
+            Ok(Json(report.into()))
         }
-    };
-    respond(result.await)
+        None => Err(RouterError::InvalidRequest {
+            message: "no rollout is in progress: POST /admin/rollout with a draft first".to_owned(),
+            param: None,
+        }),
+    }
 }
 
 /// `DELETE`.
-pub(super) async fn end(State(state): State<AppState>, headers: HeaderMap) -> Response {
-    let result = async {
-        check_operator(&state, &headers)?;
-        let ended = state.generation.report().await?.rollout.map(|rollout| rollout.settings.draft);
-        let report = state.generation.rollout(RolloutOrder::End).await?;
-        if let Some(draft) = ended {
-            tracing::info!(draft, "an operator cancelled the rollout of a draft");
-        }
-        Ok(report.into())
-    };
-    respond(result.await)
-}
-
-fn respond(page: Result<RolloutPage, RouterError>) -> Response {
-    match page {
-        Ok(page) => Json(page).into_response(),
-        Err(error) => error.into_response(),
+pub(super) async fn end(
+    State(state): State<AppState>,
+    headers: HeaderMap,
+) -> Result<Json<RolloutPage>, RouterError> {
+    check_operator(&state, &headers)?;
+    let ended = state.generation.report().await?.rollout.map(|rollout| rollout.settings.draft);
+    let report = state.generation.rollout(RolloutOrder::End).await?;
+    if let Some(draft) = ended {
+        tracing::info!(draft, "an operator cancelled the rollout of a draft");
     }
+    Ok(Json(report.into()))
 }
 
 impl Body {

@@ -16,6 +16,7 @@ use http::{HeaderValue, header};
 use serde::Serialize;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use super::json::SERIALIZABLE;
 use crate::error::RouterError;
 use crate::pipeline::text_delta::TextDelta;
 use crate::pipeline::text_stream::TextStream;
@@ -47,7 +48,7 @@ pub(super) trait EventEncoder: Send + 'static {
 /// Appends an event without a name.
 pub(super) fn write_event<T: Serialize>(data: &T, events: &mut Vec<u8>) {
     events.extend_from_slice(b"data: ");
-    serde_json::to_writer(&mut *events, data).expect("text, numbers and lists of them are serializable");
+    serde_json::to_writer(&mut *events, data).expect(SERIALIZABLE);
     events.extend_from_slice(b"\n\n");
 }
 

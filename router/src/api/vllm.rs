@@ -1,5 +1,7 @@
-//! vLLM's endpoints in addition to OpenAI's: tokenize, detokenize, render prompts to token ids, version and
-//! health. Embeddings are refused, because no model here supports them.
+//! vLLM's endpoints in addition to OpenAI's: tokenize, detokenize, render prompts to token ids ([`render`]),
+//! version and health. Embeddings are refused, because no model here supports them.
+
+mod render;
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -10,22 +12,21 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use service::metrics::Exposition;
 
-use super::conversation::{PromptEnd, checked_variables};
+use super::disabled::unsupported;
 use super::functions::ToolFormat;
-use super::incoming::{authenticate, task_type_from_headers};
+use super::incoming::authenticate;
 use super::integer;
 use super::object::Object;
-use super::openai::body::Body as OpenAiBody;
 use super::openai::message::{Message, conversation};
 use super::openai::shapes::framing;
+use super::template_variables::{PromptEnd, checked_variables};
 use super::tokenizer_request::TokenizerRequest;
 use crate::catalog::ModelEntry;
 use crate::detokenize::decode_all;
 use crate::error::RouterError;
-use crate::pipeline::{AppState, Rendered, render};
+use crate::pipeline::AppState;
 use crate::request::check::checked_token_ids;
 use crate::request::tools::ToolChoice;
-use crate::request::{CheckedRequest, Operation};
 use crate::tokenize::{Prompt, encode_text, tokenize};
 use text::{ChatTemplate, Framing};
 
@@ -41,8 +42,8 @@ pub(super) fn routes() -> Router<AppState> {
         // SageMaker's probe uses either method.
         .route("/ping", get(health).post(health))
         .route("/v1/embeddings", post(embeddings))
-        .route("/v1/chat/completions/render", post(render_chat))
-        .route("/v1/completions/render", post(render_completions))
+        .route("/v1/chat/completions/render", post(render::chat))
+        .route("/v1/completions/render", post(render::completions))
 }
 
 async fn health(State(state): State<AppState>) -> StatusCode {
@@ -139,7 +140,7 @@ impl TokenizeBody {
     fn into_prompt(self, entry: &ModelEntry) -> Result<TokenizePrompt, RouterError> {
         let invalid = |field: &str, why: &str| Err(RouterError::invalid(field, format!("{field} {why}")));
         if self.chat_template.is_some() {
-            return invalid("chat_template", "is not supported: leave it out");
+            return Err(unsupported("chat_template"));
         }
         let tools = self.tools.unwrap_or_default();
         match (self.prompt, self.messages) {
@@ -199,105 +200,4 @@ async fn embeddings(State(state): State<AppState>, request: Request) -> Result<R
         model.id
     );
     Err(RouterError::invalid("model", message))
-}
-
-async fn render_chat(State(state): State<AppState>, request: Request) -> Result<Response, RouterError> {
-    let mut rendered = render_prompts(&state, Operation::Chat, request).await?;
-    Ok(Json(rendered.pop()).into_response())
-}
-
-async fn render_completions(
-    State(state): State<AppState>,
-    request: Request,
-) -> Result<Response, RouterError> {
-    Ok(Json(render_prompts(&state, Operation::Completion, request).await?).into_response())
-}
-
-/// One prompt as token ids, with its sampling parameters in vLLM's format.
-#[derive(Debug, Serialize)]
-struct RenderedPrompt {
-    request_id: String,
-    token_ids: Vec<u32>,
-    features: Option<()>,
-    sampling_params: RenderedSampling,
-    model: String,
-    stream: bool,
-    priority: u8,
-}
-
-#[derive(Debug, Clone, Serialize)]
-struct RenderedSampling {
-    n: u32,
-    temperature: f32,
-    top_p: f32,
-    top_k: u32,
-    min_p: f32,
-    repetition_penalty: f32,
-    frequency_penalty: f32,
-    presence_penalty: f32,
-    logit_bias: Option<Map<String, Value>>,
-    allowed_token_ids: Option<Vec<u32>>,
-    bad_words: Vec<String>,
-    seed: i64,
-    stop: Vec<String>,
-    stop_token_ids: Vec<u32>,
-    include_stop_str_in_output: bool,
-    skip_special_tokens: bool,
-    max_tokens: u32,
-    min_tokens: u32,
-    logprobs: Option<u32>,
-    prompt_logprobs: Option<u32>,
-}
-
-impl RenderedSampling {
-    fn new(request: &CheckedRequest, max_tokens: u32) -> Self {
-        let sampling = &request.sampling;
-        let biases = sampling.logit_bias.iter().map(|(id, bias)| (id.to_string(), json!(bias)));
-        Self {
-            n: request.num_choices,
-            temperature: sampling.temperature,
-            top_p: sampling.top_p,
-            top_k: sampling.top_k,
-            min_p: sampling.min_p,
-            repetition_penalty: sampling.repetition_penalty,
-            frequency_penalty: sampling.frequency_penalty,
-            presence_penalty: sampling.presence_penalty,
-            logit_bias: (!sampling.logit_bias.is_empty()).then(|| biases.collect()),
-            allowed_token_ids: Some(sampling.allowed_token_ids.clone()).filter(|ids| !ids.is_empty()),
-            bad_words: request.bad_words.clone(),
-            seed: request.seed as i64,
-            stop: request.stop.strings.clone(),
-            stop_token_ids: request.stop.token_ids.clone(),
-            include_stop_str_in_output: request.stop.included,
-            skip_special_tokens: !request.stop.keep_special_tokens,
-            max_tokens,
-            min_tokens: sampling.min_tokens,
-            logprobs: request.logprobs,
-            prompt_logprobs: request.prompt_logprobs,
-        }
-    }
-}
-
-async fn render_prompts(
-    state: &AppState,
-    operation: Operation,
-    request: Request,
-) -> Result<Vec<RenderedPrompt>, RouterError> {
-    let task_type = task_type_from_headers(request.headers())?;
-    let (tokenizer_request, body): (_, OpenAiBody) = TokenizerRequest::read(state, request).await?;
-    let (raw_request, options) = body.into_request(operation, task_type)?;
-    let rendering = render(state, raw_request, &tokenizer_request.caller);
-    let Rendered { request, prompts } = tokenizer_request.until_deadline(rendering).await?;
-    let request_id = operation.new_request_id();
-    let is_single = prompts.len() == 1;
-    let prompts = prompts.into_iter().enumerate().map(|(idx, (prompt, spec))| RenderedPrompt {
-        request_id: if is_single { request_id.clone() } else { format!("{request_id}-{idx}") },
-        sampling_params: RenderedSampling::new(&request, spec.max_len - spec.prompt_len),
-        token_ids: prompt.ids,
-        features: None,
-        model: request.entry.id.clone(),
-        stream: options.stream.is_some(),
-        priority: request.priority,
-    });
-    Ok(prompts.collect())
 }

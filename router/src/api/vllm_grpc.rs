@@ -3,12 +3,11 @@
 //! The protocol has no model field: if several models are served, the metadata `x-model` selects one.
 
 use std::collections::HashMap;
-use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
-use futures::{FutureExt as _, StreamExt as _};
 use grammar::{Grammar, GrammarKind};
 use proto::vllm;
 use proto::vllm::generate_request::Input;
@@ -26,6 +25,7 @@ use tracing::Instrument as _;
 use super::grammars::grammar_from_choices;
 use super::grpc::{self, deadline_from_metadata, widen};
 use super::grpc_key::checked_caller;
+use super::handler::catch_panic;
 use crate::error::RouterError;
 use crate::metrics::Protocol;
 use crate::pipeline::text_stream::TextStream;
@@ -124,9 +124,7 @@ impl VllmEngine for Engine {
         let request_context = RequestContext { request_id, deadline: None, response, record };
         let is_streaming = message.stream;
         let started = self.start((&metadata, &extensions), message, request_context).instrument(span);
-        let outcome = AssertUnwindSafe(started).catch_unwind().await;
-        let (text, running) =
-            outcome.unwrap_or_else(|_| Err(RouterError::Internal("the request handler panicked".into())))?;
+        let (text, running) = catch_panic(started).await?;
         let Some(text) = text else {
             let aborted = complete(Vec::new(), "abort", &Usage::default());
             return Ok(Response::new(stream::once(async { Ok(aborted) }).boxed()));
@@ -332,17 +330,17 @@ fn refuse_unsupported(sampling: &vllm::SamplingParams) -> Result<(), RouterError
 }
 
 fn parse_sampling(sampling: vllm::SamplingParams) -> RawSampling {
-    let set = |value: f32| (value != 0.0).then(|| widen(value));
+    let unless_zero = |value: f32| (value != 0.0).then(|| widen(value));
     let mut logit_bias: Vec<(i64, f64)> =
         sampling.logit_bias.into_iter().map(|(id, bias)| (id.into(), widen(bias))).collect();
     // Maps have no order; sort so that equal requests are equal everywhere.
     logit_bias.sort_by_key(|(id, _)| *id);
     RawSampling {
         temperature: sampling.temperature.map(widen),
-        top_p: set(sampling.top_p),
+        top_p: unless_zero(sampling.top_p),
         top_k: Some(sampling.top_k.into()),
         min_p: Some(widen(sampling.min_p)),
-        repetition_penalty: set(sampling.repetition_penalty),
+        repetition_penalty: unless_zero(sampling.repetition_penalty),
         frequency_penalty: Some(widen(sampling.frequency_penalty)),
         presence_penalty: Some(widen(sampling.presence_penalty)),
         logit_bias,

@@ -70,20 +70,10 @@ pub(super) async fn generate(State(console): State<Console>, request: Request) -
     let mut record = RequestRecord::new(Protocol::Http, span.clone(), &console.state.metrics);
     let response = request.extensions().get::<ResponseHandle>().cloned();
     let started = async {
-        let (sent, caller, deadline) = match read_chat(&console.state, request).await {
-            Ok(read) => read,
-            Err(error) => {
-                record.failed(&error);
-                return Err(error);
-            }
-        };
-        start_request(
-            &console.state,
-            sent,
-            &caller,
-            RequestContext { request_id, deadline, response, record },
-        )
-        .await
+        let read = read_chat(&console.state, request).await;
+        let (sent, caller, deadline) = read.inspect_err(|error| record.failed(error))?;
+        let context = RequestContext { request_id, deadline, response, record };
+        start_request(&console.state, sent, &caller, context).await
     };
     match started.instrument(span).await {
         Ok(text) => respond(text, arrived),

@@ -151,15 +151,6 @@ impl ChoiceText {
     }
 }
 
-/// Text and tokens of an echoed prompt.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PromptEcho {
-    /// The prompt as sent, or decoded from its ids.
-    pub text: String,
-    /// Tokens with log probabilities if requested, else empty.
-    pub tokens: Vec<OutputToken>,
-}
-
 /// Decodes ids without special tokens.
 pub fn decode(model: &ModelText, ids: &[TokenId]) -> String {
     let (mut decoder, mut text) = (IncrementalDecoder::new(model, false), String::new());

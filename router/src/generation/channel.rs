@@ -12,7 +12,7 @@ use futures::future::join_all;
 use futures::stream::FuturesUnordered;
 use smallvec::SmallVec;
 use tokio::sync::mpsc;
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio_util::sync::CancellationToken;
 
 use super::GenerationEvent;
 use crate::error::RouterError;
@@ -205,11 +205,6 @@ pub struct GenerationStream {
 }
 
 impl GenerationStream {
-    /// Resolves when a choice gets its first target.
-    fn started(&self) -> WaitForCancellationFutureOwned {
-        self.shared.started.clone().cancelled_owned()
-    }
-
     /// Waits for the next event and keeps it, unless it is a failure.
     ///
     /// Cancel safety: no event is lost when the future is dropped.
@@ -287,7 +282,7 @@ pub async fn wait_started<'a>(
     streams: impl IntoIterator<Item = &'a mut GenerationStream>,
 ) -> Result<(), RouterError> {
     let streams: Vec<&mut GenerationStream> = streams.into_iter().collect();
-    let started = join_all(streams.iter().map(|stream| stream.started()));
+    let started = join_all(streams.iter().map(|stream| stream.shared.started.clone().cancelled_owned()));
     let mut events: FuturesUnordered<_> = streams.into_iter().map(GenerationStream::peek).collect();
     tokio::select! {
         biased;

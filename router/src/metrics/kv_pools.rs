@@ -62,7 +62,7 @@ impl KvPools {
         let model = pool.model.clone();
         self.pools.insert(key, pool);
         // A gateway considers a server unhealthy if a gauge is missing.
-        let labels = ModelLabels { model_name: model.clone(), engine: ENGINE };
+        let labels = ModelLabels::of(&model);
         drop(self.families.running.get_or_create(&labels));
         drop(self.families.waiting.get_or_create(&labels));
         // If the counters are missing before the first request, `vllm bench serve` assumes a server without
@@ -101,7 +101,7 @@ impl KvPools {
     }
 
     fn update_gauges(&mut self, model: &str) {
-        let labels = ModelLabels { model_name: model.to_owned(), engine: ENGINE };
+        let labels = ModelLabels::of(model);
         let pools: Vec<&Pool> = self.pools.values().filter(|pool| pool.model == model).collect();
         // Workers report these numbers, and may report any.
         let sum = |of: fn(&Pool) -> u64| pools.iter().fold(0, |sum: u64, pool| sum.saturating_add(of(pool)));

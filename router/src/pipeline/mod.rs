@@ -100,42 +100,35 @@ pub async fn start_request(
 ) -> Result<TextStream, RouterError> {
     let RequestContext { request_id, deadline, response, mut record } = request_context;
     let started = check_and_submit(state, raw_request, caller, &request_id, &mut record);
-    match Deadline::enforce(deadline, started).await {
-        Ok(StartedRequest { request, prompts, echo_memory }) => {
-            let model = Arc::clone(&request.entry.text);
-            let info = ResponseInfo {
-                id: request_id,
-                created: unix_seconds(),
-                model: request.entry.id.clone(),
-                system_fingerprint: request.entry.numerics_id.clone(),
-                seed: request.seed,
-                num_choices: prompts.len() as u32 * request.num_choices,
-                logprobs: request.logprobs.is_some(),
-                output: request.output,
-            };
-            let log = state.request_log.clone().filter(|_| request.may_be_logged);
-            let log = log
-                .map(|log| ResponseLog::new(log, (&info.id, &request.entry), &prompts, request.num_choices));
-            Ok(TextStream::new(TextStreamParts {
-                info,
-                model,
-                stop: request.stop,
-                client_stop_token_ids: request.client_stop_token_ids,
-                prompts,
-                echo_memory,
-                choices_per_prompt: request.num_choices,
-                record,
-                deadline,
-                response,
-                lifetime: state.lifetime.clone(),
-                log,
-            }))
-        }
-        Err(error) => {
-            record.failed(&error);
-            Err(error)
-        }
-    }
+    let StartedRequest { request, prompts, echo_memory } =
+        Deadline::enforce(deadline, started).await.inspect_err(|error| record.failed(error))?;
+    let model = Arc::clone(&request.entry.text);
+    let info = ResponseInfo {
+        id: request_id,
+        created: unix_seconds(),
+        model: request.entry.id.clone(),
+        system_fingerprint: request.entry.numerics_id.clone(),
+        seed: request.seed,
+        num_choices: prompts.len() as u32 * request.num_choices,
+        logprobs: request.logprobs.is_some(),
+        output: request.output,
+    };
+    let log = state.request_log.clone().filter(|_| request.may_be_logged);
+    let log = log.map(|log| ResponseLog::new(log, &info.id, &request.entry, &prompts, request.num_choices));
+    Ok(TextStream::new(TextStreamParts {
+        info,
+        model,
+        stop: request.stop,
+        client_stop_token_ids: request.client_stop_token_ids,
+        prompts,
+        echo_memory,
+        choices_per_prompt: request.num_choices,
+        record,
+        deadline,
+        response,
+        lifetime: state.lifetime.clone(),
+        log,
+    }))
 }
 
 /// A checked and tokenized request.
@@ -167,59 +160,18 @@ pub async fn render(
     Ok(Rendered { request, prompts })
 }
 
-/// Tokenizes the prompts of a request, taking them out of it.
-async fn tokenize_prompts(
-    state: &AppState,
-    request: &mut CheckedRequest,
-    caller: &Caller,
-) -> Result<Vec<TokenizedPrompt>, RouterError> {
-    let (model, prompts) = (Arc::clone(&request.entry.text), std::mem::take(&mut request.prompts));
-    let (max_model_len, max_prompt_tokens) = (request.entry.max_model_len, request.truncate_prompt_tokens);
-    let vocab_size = request.entry.vocab_size;
-    let limits = request.drop_oldest_messages.then(|| request.prompt_limits());
-    let job = move || {
-        let tokenized = |prompt| {
-            let field = if matches!(prompt, Prompt::Chat { .. }) { "messages" } else { "prompt" };
-            let prompt = match limits {
-                Some(limits) => tokenize_newest(&model, prompt, max_model_len, limits)?,
-                None => tokenize(&model, prompt, max_model_len)?,
-            };
-            let prompt = prompt.keep_last(max_prompt_tokens, &model);
-            check_vocabulary(&model, field, &prompt.ids, vocab_size)?;
-            Ok(prompt)
-        };
-        prompts.into_iter().map(tokenized).collect()
-    };
-    state.tokenize.run(caller.fair_queue_key(), job).instrument(info_span!("tokenize")).await
+/// A request whose generations have started.
+struct StartedRequest {
+    request: CheckedRequest,
+    prompts: Vec<StartedPrompt>,
+    echo_memory: MemoryReservation,
 }
 
-/// Tokenizes the text that the client predicts, taking it out of the request.
-async fn tokenize_prediction(
-    state: &AppState,
-    request: &mut CheckedRequest,
-    caller: &Caller,
-) -> Result<Option<Arc<PredictedText>>, RouterError> {
-    let Some(text) = request.prediction.take() else { return Ok(None) };
-    let (model, max_model_len) = (Arc::clone(&request.entry.text), request.entry.max_model_len);
-    let vocab_size = request.entry.vocab_size;
-    let job = move || Ok(Some(Arc::new(predicted_text(&model, &text, max_model_len, vocab_size)?)));
-    state.tokenize.run(caller.fair_queue_key(), job).instrument(info_span!("tokenize")).await
-}
-
-/// Tokenizes the words that the output must not contain, and checks the excluded tokens.
-async fn tokenize_bad_words(
-    state: &AppState,
-    request: &mut CheckedRequest,
-    caller: &Caller,
-) -> Result<(), RouterError> {
-    let mut ids = Vec::new();
-    if !request.bad_words.is_empty() {
-        let (model, words) = (Arc::clone(&request.entry.text), request.bad_words.clone());
-        let vocab_size = request.entry.vocab_size;
-        let job = move || bad_word_ids(&model, &words, vocab_size);
-        ids = state.tokenize.run(caller.fair_queue_key(), job).instrument(info_span!("tokenize")).await?;
-    }
-    request.exclude(ids)
+/// A prompt that is ready for submission.
+struct PreparedPrompt {
+    prompt: TokenizedPrompt,
+    task_type: String,
+    spec: SequenceSpec,
 }
 
 async fn check_and_submit(
@@ -246,20 +198,13 @@ async fn check_and_submit(
         request.output.apply_prompt(&prompt.text);
     }
     // Check that every prompt fits before the first one starts.
-    let prepared: Result<Vec<PreparedPrompt>, RouterError> =
-        tokenized.into_iter().map(|prompt| prepare(state, &request, prompt)).collect();
-    let prepared = prepared?;
+    let prepared = tokenized.into_iter().map(|prompt| prepare(state, &request, prompt));
+    let prepared = prepared.collect::<Result<Vec<_>, RouterError>>()?;
     let echo_memory = reserve_echo(state, &request, &prepared)?;
     let mut started = Vec::with_capacity(prepared.len());
     let unread = UnreadBytes::default();
     for PreparedPrompt { prompt: TokenizedPrompt { ids, text, .. }, task_type, spec } in prepared {
         span::record_lane(record.span(), &task_type, spec.acceptance);
-        let echo = match (request.echo, request.prompt_logprobs) {
-            (false, None) => Echo::Off,
-            (true, None) => Echo::Text(text),
-            (true, Some(_)) => Echo::Logprobs(text),
-            (false, Some(_)) => Echo::Logprobs(String::new()),
-        };
         let needs_prompt_logprobs = request.prompt_logprobs.is_some() && ids.len() > 1;
         let stream = if spec.max_len > spec.prompt_len || needs_prompt_logprobs {
             let generation = GenerationRequest {
@@ -274,19 +219,121 @@ async fn check_and_submit(
                 prediction: prediction.clone(),
                 span: record.span().clone(),
                 unread: unread.clone(),
-                api_key: caller.fair_queue_key(),
+                fair_queue_key: caller.fair_queue_key(),
                 may_expire: started.iter().all(|earlier: &StartedPrompt| earlier.stream.is_none()),
             };
             Some(state.generation.submit(generation).await?)
         } else {
             None
         };
-        started.push(StartedPrompt { stream, ids, echo, task_type });
+        started.push(StartedPrompt { stream, ids, echo: echo_of(&request, text), task_type });
     }
     // Until then nothing is streamed, so an error of any prompt can still set the response's status.
     let streams = started.iter_mut().filter_map(|prompt| prompt.stream.as_mut());
     wait_started(streams).instrument(info_span!("wait for target")).await?;
     Ok(StartedRequest { request, prompts: started, echo_memory })
+}
+
+/// Counts the request against its key's limits, compiles its grammar and waits for admission.
+async fn admit(
+    state: &AppState,
+    request: &CheckedRequest,
+    caller: &Caller,
+    record: &mut RequestRecord,
+) -> Result<(), RouterError> {
+    if let Some(usage) = &caller.usage {
+        record.set_key_slot(usage.acquire()?);
+    }
+    record.waiting(&request.entry.model);
+    if let Some(grammar) = request.grammar.clone() {
+        let check = state.tokenize.check_grammar(caller.fair_queue_key(), move || grammar.check());
+        check.instrument(info_span!("grammar")).await?;
+    }
+    let admission_request = AdmissionRequest {
+        num_sequences: request.num_sequences(),
+        priority: request.priority,
+        fair_queue_key: caller.fair_queue_key(),
+    };
+    let permit = state.admission.admit(admission_request);
+    let permit = permit.instrument(info_span!("queue")).await?;
+    record.admitted(permit);
+    Ok(())
+}
+
+/// Tokenizes the prompts of a request, taking them out of it.
+async fn tokenize_prompts(
+    state: &AppState,
+    request: &mut CheckedRequest,
+    caller: &Caller,
+) -> Result<Vec<TokenizedPrompt>, RouterError> {
+    let (model, prompts) = (Arc::clone(&request.entry.text), std::mem::take(&mut request.prompts));
+    let (max_model_len, max_prompt_tokens) = (request.entry.max_model_len, request.truncate_prompt_tokens);
+    let vocab_size = request.entry.vocab_size;
+    let limits = request.drop_oldest_messages.then(|| request.prompt_limits());
+    let job = move || {
+        let tokenized = |prompt: Prompt| {
+            let field = prompt.field();
+            let prompt = match limits {
+                Some(limits) => tokenize_newest(&model, prompt, max_model_len, limits)?,
+                None => tokenize(&model, prompt, max_model_len)?,
+            };
+            let prompt = prompt.keep_last(max_prompt_tokens, &model);
+            check_vocabulary(&model, field, &prompt.ids, vocab_size)?;
+            Ok(prompt)
+        };
+        prompts.into_iter().map(tokenized).collect()
+    };
+    run_tokenizer(state, caller, job).await
+}
+
+/// Tokenizes the text that the client predicts, taking it out of the request.
+async fn tokenize_prediction(
+    state: &AppState,
+    request: &mut CheckedRequest,
+    caller: &Caller,
+) -> Result<Option<Arc<PredictedText>>, RouterError> {
+    let Some(text) = request.prediction.take() else { return Ok(None) };
+    let (model, max_model_len) = (Arc::clone(&request.entry.text), request.entry.max_model_len);
+    let vocab_size = request.entry.vocab_size;
+    let job = move || Ok(Some(Arc::new(predicted_text(&model, &text, max_model_len, vocab_size)?)));
+    run_tokenizer(state, caller, job).await
+}
+
+/// Tokenizes the words that the output must not contain, and checks the excluded tokens.
+async fn tokenize_bad_words(
+    state: &AppState,
+    request: &mut CheckedRequest,
+    caller: &Caller,
+) -> Result<(), RouterError> {
+    let mut ids = Vec::new();
+    if !request.bad_words.is_empty() {
+        let (model, words) = (Arc::clone(&request.entry.text), request.bad_words.clone());
+        let vocab_size = request.entry.vocab_size;
+        let job = move || bad_word_ids(&model, &words, vocab_size);
+        ids = run_tokenizer(state, caller, job).await?;
+    }
+    request.exclude(ids)
+}
+
+/// Runs a job on the tokenizer's threads, in the caller's turn.
+async fn run_tokenizer<T: Send + 'static>(
+    state: &AppState,
+    caller: &Caller,
+    job: impl FnOnce() -> Result<T, RouterError> + Send + 'static,
+) -> Result<T, RouterError> {
+    state.tokenize.run(caller.fair_queue_key(), job).instrument(info_span!("tokenize")).await
+}
+
+/// Sets the task type (detected from the prompt where the request has none) and the sequence's parameters.
+fn prepare(
+    state: &AppState,
+    request: &CheckedRequest,
+    prompt: TokenizedPrompt,
+) -> Result<PreparedPrompt, RouterError> {
+    let task_type = request.task_type.clone().unwrap_or_else(|| prompt.task_type.to_owned());
+    let acceptance = state.policy.lane(&task_type).acceptance;
+    let spec = request.spec(prompt.ids.len() as u32, acceptance)?;
+    Ok(PreparedPrompt { prompt, task_type, spec })
 }
 
 /// Reserves the memory of echoed prompts with their log probabilities: the choices of a prompt share one,
@@ -313,56 +360,14 @@ fn reserve_echo(
     Ok(reservation)
 }
 
-/// Counts the request against its key's limits, compiles its grammar and waits for admission.
-async fn admit(
-    state: &AppState,
-    request: &CheckedRequest,
-    caller: &Caller,
-    record: &mut RequestRecord,
-) -> Result<(), RouterError> {
-    if let Some(usage) = &caller.usage {
-        record.set_key_slot(usage.acquire()?);
+/// How the request wants a prompt with this text repeated.
+fn echo_of(request: &CheckedRequest, text: String) -> Echo {
+    match (request.echo, request.prompt_logprobs) {
+        (false, None) => Echo::Off,
+        (true, None) => Echo::Text(text),
+        (true, Some(_)) => Echo::Logprobs(text),
+        (false, Some(_)) => Echo::Logprobs(String::new()),
     }
-    record.waiting(&request.entry.model);
-    if let Some(grammar) = request.grammar.clone() {
-        let check = state.tokenize.check_grammar(caller.fair_queue_key(), move || grammar.check());
-        check.instrument(info_span!("grammar")).await?;
-    }
-    let admission_request = AdmissionRequest {
-        num_sequences: request.num_sequences(),
-        priority: request.priority,
-        key: caller.fair_queue_key(),
-    };
-    let permit = state.admission.admit(admission_request);
-    let permit = permit.instrument(info_span!("queue")).await?;
-    record.admitted(permit);
-    Ok(())
-}
-
-/// A request whose generations have started.
-struct StartedRequest {
-    request: CheckedRequest,
-    prompts: Vec<StartedPrompt>,
-    echo_memory: MemoryReservation,
-}
-
-/// A prompt that is ready for submission.
-struct PreparedPrompt {
-    prompt: TokenizedPrompt,
-    task_type: String,
-    spec: SequenceSpec,
-}
-
-/// Sets the task type (detected from the prompt where the request has none) and the sequence's parameters.
-fn prepare(
-    state: &AppState,
-    request: &CheckedRequest,
-    prompt: TokenizedPrompt,
-) -> Result<PreparedPrompt, RouterError> {
-    let task_type = request.task_type.clone().unwrap_or_else(|| prompt.task_type.to_owned());
-    let acceptance = state.policy.lane(&task_type).acceptance;
-    let spec = request.spec(prompt.ids.len() as u32, acceptance)?;
-    Ok(PreparedPrompt { prompt, task_type, spec })
 }
 
 fn unix_seconds() -> u64 {

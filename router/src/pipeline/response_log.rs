@@ -29,7 +29,8 @@ impl ResponseLog {
     /// Starts a response to these prompts.
     pub fn new(
         log: RequestLog,
-        (request_id, entry): (&str, &ModelEntry),
+        request_id: &str,
+        entry: &ModelEntry,
         prompts: &[StartedPrompt],
         choices_per_prompt: u32,
     ) -> Self {

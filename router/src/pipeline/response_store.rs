@@ -11,10 +11,10 @@ use text::ConversationMessage;
 use crate::request::json_values::num_values;
 
 /// Maximum number of stored responses.
-pub const STORED_RESPONSES_MAX: usize = 4_096;
+const STORED_RESPONSES_MAX: usize = 4_096;
 
 /// Maximum size of all stored responses together, in bytes.
-pub const STORED_BYTES_MAX: usize = 64 << 20;
+const STORED_BYTES_MAX: usize = 64 << 20;
 
 /// A response, with the conversation that a later request continues.
 #[derive(Debug, PartialEq, Eq)]

@@ -35,7 +35,6 @@ pub(super) type KeyDigest = [u8; 32];
 pub(super) struct ApiKey {
     pub(super) digest: KeyDigest,
     pub(super) caller: Caller,
-    pub(super) usage: KeyUsage,
     limits: KeyLimits,
 }
 
@@ -96,10 +95,10 @@ pub(super) fn digest(key: &[u8]) -> KeyDigest {
 impl ApiKey {
     /// Takes over the usage of the same key in `previous`, under the new limits.
     pub(super) fn inherit_usage(&mut self, previous: &[Self]) {
-        if let Some(previous) = previous.iter().find(|previous| previous.digest == self.digest) {
-            previous.usage.set_limits(self.limits);
-            self.usage = previous.usage.clone();
-            self.caller.usage = Some(self.usage.clone());
+        let previous = previous.iter().find(|previous| previous.digest == self.digest);
+        if let Some(usage) = previous.and_then(|previous| previous.caller.usage.clone()) {
+            usage.set_limits(self.limits);
+            self.caller.usage = Some(usage);
         }
     }
 
@@ -116,9 +115,8 @@ impl ApiKey {
                 None => return Err(format!("unexpected word {word}: a key has only one name")),
             }
         }
-        let usage = KeyUsage::new(limits);
-        caller.usage = Some(usage.clone());
-        Ok(Self { digest, caller, usage, limits })
+        caller.usage = Some(KeyUsage::new(limits));
+        Ok(Self { digest, caller, limits })
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use service::polled_file::PolledFile;
 use service::shutdown::Lifetime;
+use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 use tokio::sync::watch;
 
@@ -119,9 +120,7 @@ impl Auth {
         }
         found.cloned().ok_or(RouterError::Unauthenticated("the API key is invalid"))
     }
-}
 
-impl Auth {
     /// Returns the operator with this `authorization` header.
     pub fn authenticate_operator(&self, authorization: Option<&[u8]>) -> Result<Caller, RouterError> {
         let caller = self.authenticate(authorization)?;
@@ -133,6 +132,12 @@ impl Caller {
     /// Key for fair queueing among callers.
     pub fn fair_queue_key(&self) -> u64 {
         self.fairness_key.unwrap_or(self.isolation_key)
+    }
+
+    /// Returns a key that differs by isolation key and `name`.
+    pub(super) fn derived_key(&self, name: &str) -> u64 {
+        let hash = Sha256::new().chain_update(self.isolation_key.to_le_bytes()).chain_update(name).finalize();
+        u64::from_le_bytes(hash[..8].try_into().expect("a hash has 32 bytes"))
     }
 
     /// Whether the key may use a model.

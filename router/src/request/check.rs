@@ -4,7 +4,6 @@
 use std::collections::HashSet;
 
 use proto::sampling::MAX_STOP_TOKEN_IDS;
-use sha2::{Digest as _, Sha256};
 use speculation::step::MAX_DRAFT_TOKENS;
 use speculation::tree::MAX_TREE_TOKENS;
 use speculation::{SamplingParams, TokenId};
@@ -69,7 +68,7 @@ impl RawRequest {
                 .or_else(|| caller.task_type.clone())
                 .or_else(|| entry.defaults.task_type.clone()),
             priority: requested_priority.max(caller.priority),
-            isolation_key: salted_isolation_key(caller.isolation_key, self.cache_salt.as_deref())?,
+            isolation_key: salted_isolation_key(caller, self.cache_salt.as_deref())?,
             truncate_prompt_tokens,
             drop_oldest_messages: self.drop_oldest_messages,
             may_be_logged: caller.may_be_logged && !self.exclude_from_log,
@@ -275,15 +274,14 @@ impl RawRequest {
 }
 
 /// Returns the isolation key of a caller's requests with this salt.
-fn salted_isolation_key(isolation_key: u64, salt: Option<&str>) -> Result<u64, RouterError> {
-    let Some(salt) = salt else { return Ok(isolation_key) };
+fn salted_isolation_key(caller: &Caller, salt: Option<&str>) -> Result<u64, RouterError> {
+    let Some(salt) = salt else { return Ok(caller.isolation_key) };
     let max = limits::CACHE_SALT_BYTES_MAX;
     if salt.is_empty() || salt.len() > max {
         let message = format!("cache_salt has {} bytes, it must have 1 to {max}", salt.len());
         return Err(RouterError::invalid("cache_salt", message));
     }
-    let hash = Sha256::new().chain_update(isolation_key.to_le_bytes()).chain_update(salt).finalize();
-    Ok(u64::from_le_bytes(hash[..8].try_into().expect("a hash has 32 bytes")))
+    Ok(caller.derived_key(salt))
 }
 
 /// Checks token ids sent by a client.
@@ -391,17 +389,17 @@ fn draw_seed() -> u64 {
 
 /// Checks a task type named by a client.
 pub(crate) fn check_task_type(task_type: &str) -> Result<(), RouterError> {
+    let max = limits::NAME_LEN_MAX;
     let is_lowercase = !task_type.contains(|c: char| c.is_ascii_uppercase());
-    if is_name(task_type) && is_lowercase {
+    if is_name(task_type, max) && is_lowercase {
         return Ok(());
     }
-    let max = limits::NAME_LEN_MAX;
     let message = format!("task_type must have 1 to {max} of the characters a-z 0-9 _ . -");
     Err(RouterError::invalid("task_type", message))
 }
 
-/// Whether a text may be the name of a task type or of a participant.
-pub(super) fn is_name(text: &str) -> bool {
+/// Whether a text may be the name of a task type, a participant or a tool.
+pub(super) fn is_name(text: &str, len_max: usize) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
-    (1..=limits::NAME_LEN_MAX).contains(&text.len()) && text.chars().all(allowed)
+    (1..=len_max).contains(&text.len()) && text.chars().all(allowed)
 }

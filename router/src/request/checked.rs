@@ -98,12 +98,9 @@ impl CheckedRequest {
             param,
         };
         let max_tokens = match (remaining, self.max_tokens) {
-            (None, _) | (Some(0), None) => return Err(too_long(Excess::Prompt, self.names.prompt)),
-            (Some(remaining), None) => remaining,
+            (Some(remaining @ 1..), None) => remaining,
             (Some(remaining), Some(requested)) if requested <= remaining => requested,
-            // The prompt alone fills the window.
-            (Some(0), Some(_)) => return Err(too_long(Excess::Prompt, self.names.prompt)),
-            (Some(_), Some(tokens)) => {
+            (Some(1..), Some(tokens)) => {
                 let excess = if self.has_default_max_tokens {
                     Excess::DefaultOutput(tokens)
                 } else {
@@ -111,6 +108,8 @@ impl CheckedRequest {
                 };
                 return Err(too_long(excess, self.names.max_tokens));
             }
+            // The prompt alone fills the window, or exceeds it.
+            (None | Some(0), _) => return Err(too_long(Excess::Prompt, self.names.prompt)),
         };
         Ok(SequenceSpec {
             seed: self.seed,

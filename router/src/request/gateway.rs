@@ -5,8 +5,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use sha2::{Digest as _, Sha256};
-
 use super::Caller;
 use crate::error::RouterError;
 
@@ -64,12 +62,7 @@ impl GatewayHeaders {
     /// than it has.
     pub fn apply(&self, caller: &mut Caller, objectives: &Objectives) {
         if let Some(id) = self.fairness_id.as_ref().filter(|_| caller.honors_fairness_ids) {
-            let mut hash = Sha256::new();
-            hash.update(caller.isolation_key.to_le_bytes());
-            hash.update(id);
-            let digest: [u8; 32] = hash.finalize().into();
-            caller.fairness_key =
-                Some(u64::from_le_bytes(digest[..8].try_into().expect("a digest has 32 bytes")));
+            caller.fairness_key = Some(caller.derived_key(id));
         }
         if let Some(priority) = self.objective.as_ref().and_then(|name| objectives.get(name)) {
             caller.priority = caller.priority.max(*priority);

@@ -29,10 +29,10 @@ pub struct KeyLimits {
 
 /// Current usage of a key. Clones share it; two are equal if they share the same state.
 #[derive(Debug, Clone)]
-pub struct KeyUsage(Arc<Mutex<Usage>>);
+pub struct KeyUsage(Arc<Mutex<State>>);
 
 #[derive(Debug)]
-struct Usage {
+struct State {
     max_concurrent_requests: Option<u32>,
     num_running: u32,
     requests: Option<Bucket>,
@@ -55,30 +55,30 @@ pub struct RunningRequest(KeyUsage);
 impl KeyUsage {
     /// A key without usage.
     pub fn new(limits: KeyLimits) -> Self {
-        Self(Arc::new(Mutex::new(Usage::new(limits, Instant::now()))))
+        Self(Arc::new(Mutex::new(State::new(limits, Instant::now()))))
     }
 
     /// Changes the limits of the key; its usage is kept.
     pub fn set_limits(&self, limits: KeyLimits) {
-        self.usage().set_limits(limits, Instant::now());
+        self.state().set_limits(limits, Instant::now());
     }
 
     /// Starts a request unless a limit is reached. Refused requests are not counted.
     pub fn acquire(&self) -> Result<RunningRequest, RouterError> {
-        self.usage().acquire(Instant::now())?;
+        self.state().acquire(Instant::now())?;
         Ok(RunningRequest(self.clone()))
     }
 
     /// Writes OpenAI's `x-ratelimit-*` headers: for each limited rate the limit, the remainder and the time
     /// until it is full again.
     pub fn write_headers(&self, headers: &mut HeaderMap) {
-        for (name, value) in self.usage().headers(Instant::now()) {
+        for (name, value) in self.state().headers(Instant::now()) {
             let value = HeaderValue::from_str(&value).expect("digits, points and letters");
             headers.insert(HeaderName::from_static(name), value);
         }
     }
 
-    fn usage(&self) -> MutexGuard<'_, Usage> {
+    fn state(&self) -> MutexGuard<'_, State> {
         // A panic under the lock can leave only numbers half updated.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -95,21 +95,21 @@ impl Eq for KeyUsage {}
 impl RunningRequest {
     /// Charges tokens of the request's prompt or output.
     pub fn charge(&self, num_tokens: u64) {
-        self.0.usage().charge(num_tokens, Instant::now());
+        self.0.state().charge(num_tokens, Instant::now());
     }
 }
 
 impl Drop for RunningRequest {
     fn drop(&mut self) {
-        self.0.usage().num_running -= 1;
+        self.0.state().num_running -= 1;
     }
 }
 
-impl Usage {
+impl State {
     fn new(limits: KeyLimits, now: Instant) -> Self {
-        let mut usage = Self { max_concurrent_requests: None, num_running: 0, requests: None, tokens: None };
-        usage.set_limits(limits, now);
-        usage
+        let mut state = Self { max_concurrent_requests: None, num_running: 0, requests: None, tokens: None };
+        state.set_limits(limits, now);
+        state
     }
 
     fn set_limits(&mut self, limits: KeyLimits, now: Instant) {
@@ -209,19 +209,19 @@ mod tests {
 
     /// A key with a clock that only the test advances.
     struct Key {
-        usage: Usage,
+        state: State,
         now: Instant,
     }
 
     impl Key {
         fn new(concurrent: Option<u32>, requests: Option<u32>, tokens: Option<u32>) -> Self {
             let now = Instant::now();
-            Self { usage: Usage::new(limits(concurrent, requests, tokens), now), now }
+            Self { state: State::new(limits(concurrent, requests, tokens), now), now }
         }
 
         /// Starts a request; returns the limit that refused it and the time to wait.
         fn acquire(&mut self) -> Option<(String, Duration)> {
-            match self.usage.acquire(self.now) {
+            match self.state.acquire(self.now) {
                 Ok(()) => None,
                 Err(RouterError::RateLimited { limit, retry_after }) => Some((limit, retry_after)),
                 Err(error) => panic!("{error}"),
@@ -229,15 +229,15 @@ mod tests {
         }
 
         fn charge(&mut self, num_tokens: u64) {
-            self.usage.charge(num_tokens, self.now);
+            self.state.charge(num_tokens, self.now);
         }
 
         fn set_limits(&mut self, limits: KeyLimits) {
-            self.usage.set_limits(limits, self.now);
+            self.state.set_limits(limits, self.now);
         }
 
         fn headers(&self) -> Vec<String> {
-            let headers = self.usage.headers(self.now).into_iter();
+            let headers = self.state.headers(self.now).into_iter();
             headers.map(|(name, value)| format!("{} {value}", name.replace("x-ratelimit-", ""))).collect()
         }
     }

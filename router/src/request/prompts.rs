@@ -71,9 +71,9 @@ fn checked_messages(
                 format!("{param} must be one of system, developer, user, assistant, tool, not `{role}`");
             return Err(RouterError::invalid(param, message));
         }
-        if message.name.as_ref().is_some_and(|name| !is_name(name)) {
+        let max = limits::NAME_LEN_MAX;
+        if message.name.as_ref().is_some_and(|name| !is_name(name, max)) {
             let param = format!("{path}[{idx}].name");
-            let max = limits::NAME_LEN_MAX;
             let message = format!("{param} must have 1 to {max} of the characters A-Z a-z 0-9 _ . -");
             return Err(RouterError::invalid(param, message));
         }

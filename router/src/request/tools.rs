@@ -6,6 +6,7 @@ use grammar::{Grammar, GrammarKind};
 use serde_json::{Map, Value, json};
 use text::ModelText;
 
+use super::check::is_name;
 use super::json_values::ValueCount;
 use super::limits;
 use super::moved_schema::moved_schema;
@@ -80,9 +81,8 @@ impl RawTools {
         let mut names = HashSet::new();
         for tool in &self.tools {
             let path = &tool.name_path;
-            let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
             let max = limits::TOOL_NAME_LEN_MAX;
-            if !(1..=max).contains(&tool.name.len()) || !tool.name.chars().all(is_allowed) {
+            if !is_name(&tool.name, max) {
                 let message = format!("{path} must have 1 to {max} of the characters A-Z a-z 0-9 _ . -");
                 return Err(RouterError::invalid(path, message));
             }

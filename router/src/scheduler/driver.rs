@@ -191,56 +191,32 @@ impl Driver {
         let (sink, stream) = channel(request.num_choices, request.unread.clone());
         let prompt = Arc::new(Prompt::new(&request.prompt_ids, request.spec.isolation_key));
         for choice in 0..request.num_choices {
-            let new = self.new_sequence(&request, choice, &prompt, sink.clone());
+            let id = SequenceId(self.next_sequence);
+            self.next_sequence += 1;
+            self.add_client(id, sink.clone(), choice, &request.span);
             let submitted = SubmittedSequence {
-                id: new.id,
+                id,
                 request_id: &request.request_id,
                 choice,
                 task_type: &request.task_type,
                 prompt_len: request.spec.prompt_len,
             };
             self.executor.recorder.start(now, &submitted);
+            let new = new_sequence(id, &request, choice, Arc::clone(&prompt));
             self.on_event(now, Event::Submit(Box::new(new)));
         }
         // If the client has left, the sink detects it.
         drop(reply_tx.send(stream));
     }
 
-    fn new_sequence(
-        &mut self,
-        request: &GenerationRequest,
-        choice: u32,
-        prompt: &Arc<Prompt>,
-        sink: GenerationSink,
-    ) -> NewSequence {
-        let id = SequenceId(self.next_sequence);
-        self.next_sequence += 1;
-        let spec = SequenceSpec {
-            choice,
-            // The prompt is scored once, for the first choice.
-            prompt_logprobs: request.spec.prompt_logprobs.filter(|_| choice == 0),
-            traceparent: sampled_traceparent_of(&request.span),
-            ..request.spec.clone()
-        };
+    /// Adds the client of a sequence, and watches for its cancellation.
+    fn add_client(&mut self, id: SequenceId, sink: GenerationSink, choice: u32, span: &tracing::Span) {
         let cancelled = sink.cancelled(choice);
         self.cancelled.push(Box::pin(async move {
             cancelled.cancelled_owned().await;
             id
         }));
-        self.executor.clients.insert(id, sink, choice, request.span.clone());
-        let lane = LaneKey {
-            model: request.model.clone(),
-            task_type: request.task_type.clone(),
-            temperature: TemperatureBand::of(&spec.sampling),
-        };
-        let (vocab_size, speculation) = (request.vocab_size, request.speculation);
-        let prompt = Arc::clone(prompt);
-        // Only the first choice may expire: once it has begun the client reads its stream, and the other
-        // choices must not fail the request.
-        let may_expire = request.may_expire && choice == 0;
-        let api_key = request.api_key;
-        let prediction = request.prediction.clone();
-        NewSequence { id, lane, spec, vocab_size, prompt, speculation, prediction, api_key, may_expire }
+        self.executor.clients.insert(id, sink, choice, span.clone());
     }
 
     /// Executes an operator's order. The operator may have left before the answer.
@@ -348,7 +324,7 @@ impl Executor {
         }
     }
 
-    /// Records a client's event in metrics and in the flight recorder.
+    /// Records a client's event in metrics and timelines.
     fn record_event(&mut self, now: Duration, event: &ClientEvent) {
         match event {
             ClientEvent::Commit(round) => {
@@ -363,6 +339,38 @@ impl Executor {
             ClientEvent::Finish(id, ..) => self.recorder.finish(now, *id, "finished"),
             ClientEvent::Fail(id, _) => self.recorder.finish(now, *id, "failed"),
         }
+    }
+}
+
+/// Returns the sequence of one choice of a request.
+fn new_sequence(
+    id: SequenceId,
+    request: &GenerationRequest,
+    choice: u32,
+    prompt: Arc<Prompt>,
+) -> NewSequence {
+    NewSequence {
+        id,
+        lane: LaneKey {
+            model: request.model.clone(),
+            task_type: request.task_type.clone(),
+            temperature: TemperatureBand::of(&request.spec.sampling),
+        },
+        spec: SequenceSpec {
+            choice,
+            // The prompt is scored once, for the first choice.
+            prompt_logprobs: request.spec.prompt_logprobs.filter(|_| choice == 0),
+            traceparent: sampled_traceparent_of(&request.span),
+            ..request.spec.clone()
+        },
+        vocab_size: request.vocab_size,
+        prompt,
+        speculation: request.speculation,
+        prediction: request.prediction.clone(),
+        api_key: request.fair_queue_key,
+        // Only the first choice may expire: once it has begun the client reads its stream, and the other
+        // choices must not fail the request.
+        may_expire: request.may_expire && choice == 0,
     }
 }
 

@@ -24,27 +24,27 @@ use crate::generation::{
 use crate::workers::WorkerEvent;
 
 /// Capacity of the queue of requests; further ones are refused.
-pub const SUBMISSION_QUEUE_LEN: usize = 1_024;
+const SUBMISSION_QUEUE_LEN: usize = 1_024;
 
 /// Capacity of the queue of worker events; when it is full, the workers' streams are not read.
-pub const WORKER_EVENT_QUEUE_LEN: usize = 4_096;
+const WORKER_EVENT_QUEUE_LEN: usize = 4_096;
 
 /// Capacity of the queue of report requests.
-pub const REPORT_QUEUE_LEN: usize = 16;
+const REPORT_QUEUE_LEN: usize = 16;
+
+/// Capacity of the queue of operators' orders.
+const ORDER_QUEUE_LEN: usize = 16;
 
 /// A request on its way to the driver.
 #[derive(Debug)]
-pub struct Submission {
+struct Submission {
     request: GenerationRequest,
     reply_tx: oneshot::Sender<GenerationStream>,
 }
 
-/// Capacity of the queue of operators' orders.
-pub const ORDER_QUEUE_LEN: usize = 16;
-
 /// An operator's order.
 #[derive(Debug)]
-pub enum Order {
+enum Order {
     /// Drains a worker, or undoes that. The address may be just HOST:PORT.
     Drain(Drain, oneshot::Sender<Option<DrainState>>),
     /// Starts, advances or undoes the rollout of a draft.
@@ -78,43 +78,40 @@ pub fn queues() -> (SchedulerHandle, mpsc::Sender<WorkerEvent>, Inbox) {
     (handle, events, Inbox { submissions, workers, report_requests, orders })
 }
 
-/// Sends a message to the driver without waiting for room in this queue.
-fn send<T>(queue: &mpsc::Sender<T>, message: T, what: &'static str) -> Result<(), RouterError> {
-    queue.try_send(message).map_err(|error| match error {
+/// Name of the queue of orders in errors.
+const ORDERS: &str = "the scheduler's queue of orders";
+
+/// Sends a message to the driver, without waiting for room in this queue, and waits for the reply.
+async fn ask<M, R>(
+    queue: &mpsc::Sender<M>,
+    what: &'static str,
+    message: impl FnOnce(oneshot::Sender<R>) -> M,
+) -> Result<R, RouterError> {
+    let (reply_tx, reply_rx) = oneshot::channel();
+    queue.try_send(message(reply_tx)).map_err(|error| match error {
         mpsc::error::TrySendError::Full(_) => RouterError::Overloaded { what },
         mpsc::error::TrySendError::Closed(_) => RouterError::Draining,
-    })
-}
-
-impl SchedulerHandle {
-    fn send_order(&self, order: Order) -> Result<(), RouterError> {
-        send(&self.orders, order, "the scheduler's queue of orders")
-    }
+    })?;
+    reply_rx.await.map_err(|_| RouterError::Draining)
 }
 
 #[async_trait]
 impl GenerationService for SchedulerHandle {
     async fn submit(&self, request: GenerationRequest) -> Result<GenerationStream, RouterError> {
-        let (reply_tx, reply_rx) = oneshot::channel();
-        send(&self.submissions, Submission { request, reply_tx }, "the scheduler's queue")?;
-        reply_rx.await.map_err(|_| RouterError::Draining)
+        let submission = |reply_tx| Submission { request, reply_tx };
+        ask(&self.submissions, "the scheduler's queue", submission).await
     }
 
     async fn drain(&self, drain: Drain) -> Result<Option<DrainState>, RouterError> {
-        let (reply_tx, reply_rx) = oneshot::channel();
-        self.send_order(Order::Drain(drain, reply_tx))?;
-        reply_rx.await.map_err(|_| RouterError::Draining)
+        ask(&self.orders, ORDERS, |reply_tx| Order::Drain(drain, reply_tx)).await
     }
 
     async fn rollout(&self, order: RolloutOrder) -> Result<SchedulerReport, RouterError> {
-        let (reply_tx, reply_rx) = oneshot::channel();
-        self.send_order(Order::Rollout(order, reply_tx))?;
-        reply_rx.await.map_err(|_| RouterError::Draining)
+        ask(&self.orders, ORDERS, |reply_tx| Order::Rollout(order, reply_tx)).await
     }
 
     async fn report(&self) -> Result<SchedulerReport, RouterError> {
-        let (reply_tx, reply_rx) = oneshot::channel();
-        send(&self.report_requests, reply_tx, "the scheduler's queue of report requests")?;
-        reply_rx.await.map_err(|_| RouterError::Draining)
+        let what = "the scheduler's queue of report requests";
+        ask(&self.report_requests, what, |reply_tx| reply_tx).await
     }
 }

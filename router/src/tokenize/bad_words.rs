@@ -32,14 +32,12 @@ pub fn bad_word_ids(
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::demo;
     use super::*;
 
     #[test]
     fn words_are_tokenized_with_and_without_a_space() {
-        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/target/");
-        let tokenizer = std::fs::read(format!("{dir}{}", text::asset::TOKENIZER)).unwrap();
-        let model =
-            ModelText::from_assets(|name| (name == text::asset::TOKENIZER).then_some(&*tokenizer)).unwrap();
+        let model = demo();
         let words = ["the", "  the", "garden fence"].map(str::to_owned);
         let found = bad_word_ids(&model, &words, 4_096).unwrap();
         let encode = |text: &str| model.encode(text, Framing::AsIs).unwrap();

@@ -147,14 +147,8 @@ fn split_calls(
 mod tests {
     use serde_json::json;
 
+    use super::super::tests::demo;
     use super::*;
-
-    /// The bundled tokenizer.
-    fn demo() -> ModelText {
-        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/target/");
-        let tokenizer = std::fs::read(format!("{dir}{}", text::asset::TOKENIZER)).unwrap();
-        ModelText::from_assets(|name| (name == text::asset::TOKENIZER).then_some(&*tokenizer)).unwrap()
-    }
 
     /// Each rendering that takes too long blocks other prompts for seconds.
     #[test]

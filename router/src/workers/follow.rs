@@ -44,14 +44,17 @@ pub async fn follow(registry: Arc<Registry>, membership: Membership, lifetime: L
         }
         for (endpoint, ids) in listed {
             followed.entry(endpoint).or_insert_with_key(|endpoint| {
-                let reconnect = |changed, listed| ReconnectLoop {
+                let (changed, listed) = (Arc::new(Notify::new()), watch::Sender::new(true));
+                let reconnect = ReconnectLoop {
                     endpoint: endpoint.clone(),
-                    changed,
-                    listed,
+                    changed: Arc::clone(&changed),
+                    listed: listed.subscribe(),
                     unlisted,
                     ended_tx: ended_tx.clone(),
                 };
-                FollowedWorker::start(ids, &registry, &lifetime, reconnect)
+                let child = lifetime.child();
+                child.spawn("worker connection", reconnect.run(Arc::clone(&registry), child.clone()));
+                FollowedWorker { ids, changed, listed }
             });
         }
         tokio::select! {
@@ -86,19 +89,6 @@ struct FollowedWorker {
 }
 
 impl FollowedWorker {
-    /// Starts the task that keeps a connection to the endpoint.
-    fn start(
-        ids: BTreeSet<String>,
-        registry: &Arc<Registry>,
-        lifetime: &Lifetime,
-        reconnect: impl FnOnce(Arc<Notify>, watch::Receiver<bool>) -> ReconnectLoop,
-    ) -> Self {
-        let (worker, changed, listed) = (lifetime.child(), Arc::default(), watch::Sender::new(true));
-        let reconnect = reconnect(Arc::clone(&changed), listed.subscribe());
-        worker.spawn("worker connection", reconnect.run(Arc::clone(registry), worker.clone()));
-        Self { ids, changed, listed }
-    }
-
     fn on_listed(&mut self, ids: &BTreeSet<String>) {
         if self.ids != *ids {
             // Another process may listen there now, so skip the rest of the backoff.

@@ -30,8 +30,8 @@ pub(super) struct ReconnectLoop {
 }
 
 impl ReconnectLoop {
-    pub(super) async fn run(self, registry: Arc<Registry>, worker: Lifetime) {
-        let cancelled = worker.cancelled();
+    pub(super) async fn run(self, registry: Arc<Registry>, lifetime: Lifetime) {
+        let cancelled = lifetime.cancelled();
         tokio::pin!(cancelled);
         self.connect_while_listed(&registry, cancelled.as_mut()).await;
         tokio::select! {

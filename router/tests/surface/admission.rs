@@ -13,13 +13,11 @@ use serde_json::{Value, json};
 use service::shutdown::ShutdownOutcome;
 use tower::ServiceExt as _;
 
-use crate::client::{MODEL, TestRouter, eventually, post};
+use crate::client::{MODEL, TestRouter, eventually, merged, post};
 use crate::fake_lanes::Script;
 
 fn body(fields: Value) -> Value {
-    let mut body = json!({ "model": MODEL, "prompt": "hi" });
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
+    merged(json!({ "model": MODEL, "prompt": "hi" }), &fields)
 }
 
 fn small() -> TestRouter {
@@ -99,7 +97,7 @@ async fn a_drain_waits_for_requests_that_wait_for_admission() {
     let limits = AdmissionLimits { max_sequences: 1, max_waiting_requests: 1 };
     let router = TestRouter::with(Auth::Open, limits).with_reply(" fine");
     // Of no request, so that the drain does not wait for its holder.
-    let whole = AdmissionRequest { num_sequences: 1, priority: 0, key: 0 };
+    let whole = AdmissionRequest { num_sequences: 1, priority: 0, fair_queue_key: 0 };
     let permit = router.state.admission.admit(whole).await.unwrap();
     let body = body(json!({}));
     // Not through `ok`, which repeats the request: the router has stopped by then.

@@ -5,17 +5,15 @@ use http::Request;
 use router::error::RouterError;
 use serde_json::{Value, json};
 
-use crate::client::{ALIAS, Answer, MAX_MODEL_LEN, MODEL, TestRouter};
+use crate::calls_or_json::submitted_schema;
+use crate::client::{ALIAS, Answer, MAX_MODEL_LEN, MESSAGES, MODEL, TestRouter, merged};
 use crate::fake_lanes::Script;
 
-const MESSAGES: &str = "/v1/messages";
 const COUNT: &str = "/v1/messages/count_tokens";
 
 fn request(fields: Value) -> Value {
     let messages = json!([{ "role": "user", "content": "hi" }]);
-    let mut body = json!({ "model": MODEL, "messages": messages, "max_tokens": 64, "seed": 7 });
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
+    merged(json!({ "model": MODEL, "messages": messages, "max_tokens": 64, "seed": 7 }), &fields)
 }
 
 pub(crate) async fn events(router: &TestRouter, body: &Value) -> Vec<Value> {
@@ -228,9 +226,7 @@ async fn a_format_becomes_a_grammar() {
     let format = json!({ "type": "json_schema", "schema": schema });
     for fields in [json!({ "output_config": { "format": format } }), json!({ "output_format": format })] {
         router.ok(MESSAGES, &request(fields.clone())).await;
-        let document: Value = serde_json::from_str(&router.lanes.take_one().spec.grammar.unwrap()).unwrap();
-        assert_eq!(document["kind"], "json_schema", "{fields}");
-        assert_eq!(serde_json::from_str::<Value>(document["text"].as_str().unwrap()).unwrap(), schema);
+        assert_eq!(submitted_schema(&router), schema, "{fields}");
     }
 }
 

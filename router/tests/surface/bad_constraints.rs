@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::bad_input::{CHAT, COMPLETIONS, check_table};
+use crate::bad_input::check_table;
+use crate::client::{CHAT, COMPLETIONS, merged};
 
 #[tokio::test]
 async fn invalid_answer_formats() {
@@ -104,8 +105,7 @@ async fn invalid_tools() {
     let function = |fields: Value| json!({"tools": [{"type": "function", "function": fields}], "tool_choice": "required"});
     let tool = json!({"type": "function", "function": {"name": "f"}});
     let messages = |fields: Value| {
-        let mut message = json!({"role": "assistant", "content": "x"});
-        message.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let message = merged(json!({"role": "assistant", "content": "x"}), &fields);
         json!({"messages": [message]})
     };
     let call = |function: Value| messages(json!({"tool_calls": [{"id": "1", "function": function}]}));

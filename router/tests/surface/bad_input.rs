@@ -5,21 +5,15 @@ use axum::body::Body;
 use http::Request;
 use serde_json::{Value, json};
 
-use crate::client::{MODEL, TestRouter, post};
-
-pub(crate) const CHAT: &str = "/v1/chat/completions";
-pub(crate) const COMPLETIONS: &str = "/v1/completions";
+use crate::client::{CHAT, COMPLETIONS, MODEL, TestRouter, merged, post};
 
 /// A valid request with some fields replaced.
 fn with(path: &str, fields: Value) -> (String, String) {
-    let mut body = match path {
+    let body = match path {
         CHAT => json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hi" }] }),
         _ => json!({ "model": MODEL, "prompt": "hi" }),
     };
-    for (name, value) in fields.as_object().unwrap() {
-        body[name] = value.clone();
-    }
-    (path.to_owned(), body.to_string())
+    (path.to_owned(), merged(body, &fields).to_string())
 }
 
 async fn check(router: &TestRouter, request: Request<Body>, status: u16, param: Value, expected: &str) {

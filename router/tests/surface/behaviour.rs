@@ -8,24 +8,18 @@ use http::Request;
 use router::api::allowed_hosts::AllowedHosts;
 use router::api::http::http_app;
 use router::error::RouterError;
-use router::request::Auth;
 use serde_json::{Value, json};
 use speculation::AcceptanceMode;
 use tower::ServiceExt as _;
 
 use crate::client::{
-    Answer, END, KEEP_ALIVE, MAX_MODEL_LEN, MODEL, TestRouter, chunks, demo_encode, eventually, post,
-    streamed_text,
+    Answer, CHAT, COMPLETIONS, END, KEEP_ALIVE, MAX_MODEL_LEN, MODEL, TestRouter, chunks, demo_encode,
+    eventually, merged, post, streamed_text,
 };
 use crate::fake_lanes::Script;
 
-const CHAT: &str = "/v1/chat/completions";
-const COMPLETIONS: &str = "/v1/completions";
-
 fn completion(fields: Value) -> Value {
-    let mut body = json!({ "model": MODEL, "prompt": "hi", "max_tokens": 64 });
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
+    merged(json!({ "model": MODEL, "prompt": "hi", "max_tokens": 64 }), &fields)
 }
 
 fn text(answer: &Value, idx: usize) -> &str {
@@ -142,8 +136,8 @@ async fn special_tokens_are_spelled_out_on_request() {
         ),
     ] {
         assert_eq!(text(&router.ok(COMPLETIONS, &completion(fields.clone())).await, 0), expected, "{fields}");
-        let mut chat = json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hi" }] });
-        chat.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let chat =
+            merged(json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hi" }] }), &fields);
         let answer = router.ok(CHAT, &chat).await;
         assert_eq!(answer["choices"][0]["message"]["content"], expected, "{fields}");
     }
@@ -231,10 +225,7 @@ async fn prompt_logprobs_alone_generate_no_tokens() {
 
 #[tokio::test]
 async fn the_task_type_comes_from_the_field_then_the_header_then_the_key() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("keys");
-    std::fs::write(&path, "sk-one alice task_type=chat priority=9\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).with_reply(" fine");
+    let router = TestRouter::with_keys("sk-one alice task_type=chat priority=9\n").with_reply(" fine");
     for (field, header, expected) in
         [(Some("sql"), Some("code"), "sql"), (None, Some("code"), "code"), (None, None, "chat")]
     {
@@ -254,10 +245,7 @@ async fn the_task_type_comes_from_the_field_then_the_header_then_the_key() {
 
 #[tokio::test]
 async fn requests_without_a_valid_key_are_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("keys");
-    std::fs::write(&path, "sk-one\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).with_reply(" fine");
+    let router = TestRouter::with_keys("sk-one\n").with_reply(" fine");
     for answer in [
         router.post_json(CHAT, &json!({})).await,
         router.post_json(COMPLETIONS, &json!({})).await,
@@ -280,10 +268,9 @@ async fn post_as(router: &TestRouter, key: &str, fields: Value) -> Answer {
 
 #[tokio::test]
 async fn a_rate_limited_key_gets_a_retry_delay() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("keys");
-    std::fs::write(&path, "sk-one alice requests_per_minute=60 tokens_per_minute=3\nsk-two bob\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).with_reply(" fine");
+    let router =
+        TestRouter::with_keys("sk-one alice requests_per_minute=60 tokens_per_minute=3\nsk-two bob\n")
+            .with_reply(" fine");
     let first = post_as(&router, "sk-one", json!({})).await;
     assert_eq!(first.status, 200, "{}", first.text());
     assert_eq!(first.headers["x-ratelimit-limit-requests"], "60");
@@ -307,10 +294,7 @@ async fn a_rate_limited_key_gets_a_retry_delay() {
 
 #[tokio::test]
 async fn concurrent_requests_of_a_key_are_limited() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("keys");
-    std::fs::write(&path, "sk-one alice max_concurrent_requests=1\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default());
+    let router = TestRouter::with_keys("sk-one alice max_concurrent_requests=1\n");
     router.lanes.set_script(Script::Hang);
     let mut request = post(COMPLETIONS, completion(json!({ "stream": true })).to_string());
     request.headers_mut().insert("authorization", "Bearer sk-one".parse().unwrap());
@@ -334,10 +318,7 @@ async fn concurrent_requests_of_a_key_are_limited() {
 
 #[tokio::test]
 async fn a_model_that_a_key_may_not_use_is_not_found() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("keys");
-    std::fs::write(&path, "sk-one alice models=no-template\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).with_reply(" fine");
+    let router = TestRouter::with_keys("sk-one alice models=no-template\n").with_reply(" fine");
     let refused = post_as(&router, "sk-one", json!({})).await;
     assert_eq!((refused.status.as_u16(), &refused.json()["error"]["code"]), (404, &json!("model_not_found")));
     assert_eq!(post_as(&router, "sk-one", json!({ "model": "no-template" })).await.status, 200);

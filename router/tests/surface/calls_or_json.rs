@@ -1,13 +1,11 @@
 //! Tools that the model may call, together with a format for its answer: the output is either.
 
-use grammar::{Compiler, Grammar, Vocabulary};
+use grammar::{Compiler, Grammar, GrammarKind, Vocabulary};
 use serde_json::{Value, json};
 use text::{Framing, asset};
 
-use crate::client::{END, MODEL, TestRouter, demo_text, model_file};
+use crate::client::{CHAT, END, MODEL, TestRouter, demo_text, merged, model_file};
 use crate::tools::{TEMPLATE, router_with, weather};
-
-const CHAT: &str = "/v1/chat/completions";
 
 /// Describes calls as Llama 3's do.
 const LLAMA: &str =
@@ -22,12 +20,13 @@ fn body(fields: Value) -> Value {
         "additionalProperties": false, "$defs": { "sky": { "enum": ["blue", "grey"] } }
     });
     let format = json!({ "type": "json_schema", "json_schema": { "name": "sky", "schema": schema } });
-    let mut body = json!({
-        "model": MODEL, "seed": 7, "messages": [{ "role": "user", "content": "hi" }], "tools": [weather()],
-        "response_format": format
-    });
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
+    merged(
+        json!({
+            "model": MODEL, "seed": 7, "messages": [{ "role": "user", "content": "hi" }], "tools": [weather()],
+            "response_format": format
+        }),
+        &fields,
+    )
 }
 
 /// Whether a grammar matches this text.
@@ -43,6 +42,13 @@ pub(crate) fn matches(grammar: &str, text: &str) -> bool {
 /// The grammar of the single generation that was submitted.
 pub(crate) fn submitted(router: &TestRouter) -> String {
     router.lanes.take_one().spec.grammar.unwrap().to_string()
+}
+
+/// The JSON schema that is the grammar of the single generation that was submitted.
+pub(crate) fn submitted_schema(router: &TestRouter) -> Value {
+    let grammar = Grammar::from_wire(&submitted(router)).unwrap();
+    assert_eq!(grammar.kind, GrammarKind::JsonSchema);
+    serde_json::from_str(&grammar.text).unwrap()
 }
 
 #[tokio::test]

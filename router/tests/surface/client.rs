@@ -45,6 +45,11 @@ use tower::ServiceExt as _;
 use crate::fake_lanes::{FakeLanes, SPAN_LEN, Script, SharedLanes};
 use crate::whole_and_streamed::{ROUTES, compare, other_mode};
 
+pub(crate) const CHAT: &str = "/v1/chat/completions";
+pub(crate) const COMPLETIONS: &str = "/v1/completions";
+pub(crate) const RESPONSES: &str = "/v1/responses";
+pub(crate) const MESSAGES: &str = "/v1/messages";
+
 pub(crate) const MODEL: &str = "org/demo";
 /// An alias of [`MODEL`] with defaults.
 pub(crate) const ALIAS: &str = "short";
@@ -166,6 +171,14 @@ impl TestRouter {
         };
         let pair = PairCheck::new(Vec::new(), state.lifetime.clone());
         Self { lanes, app: http_app(state.clone(), AllowedHosts::Any), pair, state }
+    }
+
+    /// A router that serves the holders of these API keys, one per line, and nobody else.
+    pub(crate) fn with_keys(keys: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keys");
+        std::fs::write(&path, keys).unwrap();
+        Self::with(Auth::from_file(&path).unwrap(), AdmissionLimits::default())
     }
 
     /// Writes finished requests to this file.
@@ -315,6 +328,12 @@ impl TestRouter {
         Listener::new(socket, None, &connections).serve_grpc("grpc", services, &self.state.lifetime);
         address
     }
+}
+
+/// The body with these fields in addition or instead.
+pub(crate) fn merged(mut body: Value, fields: &Value) -> Value {
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
 }
 
 /// Default settings.

@@ -4,11 +4,9 @@ use std::collections::BTreeSet;
 
 use axum::body::Body;
 use http::Request;
-use router::admission::AdmissionLimits;
-use router::request::Auth;
 use serde_json::{Value, json};
 
-use crate::client::{MODEL, TestRouter, post};
+use crate::client::{MODEL, TestRouter, merged, post};
 
 const GENERATE: &str = "/console/generate";
 const MODELS: &str = "/console/models";
@@ -19,9 +17,8 @@ fn get(path: &str) -> Request<Body> {
 }
 
 fn generate_request(fields: Value) -> Request<Body> {
-    let mut body = json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hi" }], "seed": 7 });
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    post(GENERATE, body.to_string())
+    let body = json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hi" }], "seed": 7 });
+    post(GENERATE, merged(body, &fields).to_string())
 }
 
 /// The files that a file of the console refers to: the page to `console/..`, scripts to `./..`.
@@ -98,11 +95,7 @@ async fn bad_requests_get_the_same_errors_as_on_the_client_api() {
 
 #[tokio::test]
 async fn the_console_requires_a_key_if_clients_need_one() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("keys");
-    std::fs::write(&path, "sk-one\nsk-operator admin=true\n").unwrap();
-    let auth = Auth::from_file(&path).unwrap();
-    let router = TestRouter::with(auth, AdmissionLimits::default()).with_reply(" fine");
+    let router = TestRouter::with_keys("sk-one\nsk-operator admin=true\n").with_reply(" fine");
     for request in [
         generate_request(json!({})),
         get(MODELS),
@@ -133,10 +126,7 @@ async fn the_playground_lists_the_models_that_the_key_may_use() {
     let script = router.console(get("/console/playground.js")).await;
     assert!(script.text().contains(MODELS) && !script.text().contains("/debug/"), "{}", script.text());
 
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("keys");
-    std::fs::write(&path, format!("sk-one models={MODEL}\nsk-all\n")).unwrap();
-    let router = TestRouter::with(Auth::from_file(&path).unwrap(), AdmissionLimits::default());
+    let router = TestRouter::with_keys(&format!("sk-one models={MODEL}\nsk-all\n"));
     for (key, only) in [("Bearer sk-one", Some(MODEL)), ("Bearer sk-all", None)] {
         let with_key =
             |path: &str| Request::get(path).header("authorization", key).body(Body::empty()).unwrap();

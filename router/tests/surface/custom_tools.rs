@@ -2,12 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::client::MODEL;
+use crate::calls_or_json::submitted_schema;
+use crate::client::{CHAT, MODEL, RESPONSES, merged};
 use crate::responses::events;
 use crate::tools::{TEMPLATE, router_with, weather};
-
-const CHAT: &str = "/v1/chat/completions";
-const RESPONSES: &str = "/v1/responses";
 
 const PATCH: &str = "*** Begin Patch\n+\"a\" \\ b\n*** End Patch\n";
 
@@ -23,9 +21,7 @@ fn tool() -> Value {
 }
 
 fn request(fields: Value) -> Value {
-    let mut body = json!({ "model": MODEL, "input": "hi", "seed": 7, "tools": [tool()] });
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
+    merged(json!({ "model": MODEL, "input": "hi", "seed": 7, "tools": [tool()] }), &fields)
 }
 
 #[tokio::test]
@@ -42,8 +38,7 @@ async fn the_model_sees_a_function_with_a_text() {
         (json!({ "format": { "type": "text" } }), Some("Edits files.")),
         (json!({ "format": null, "description": null }), None),
     ] {
-        let mut custom = tool();
-        custom.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let custom = merged(tool(), &fields);
         router.ok(RESPONSES, &request(json!({ "tools": [custom] }))).await;
         let submitted = router.lanes.take_one();
         assert_eq!(submitted.spec.grammar, None);
@@ -60,8 +55,7 @@ async fn the_model_sees_a_function_with_a_text() {
     let text = json!({ "type": "custom", "name": "apply_patch" });
     let choice = json!({ "tools": [text], "tool_choice": text });
     router.ok(RESPONSES, &request(choice)).await;
-    let document: Value = serde_json::from_str(&router.lanes.take_one().spec.grammar.unwrap()).unwrap();
-    assert_eq!(serde_json::from_str::<Value>(document["text"].as_str().unwrap()).unwrap(), parameters);
+    assert_eq!(submitted_schema(&router), parameters);
 }
 
 #[tokio::test]
@@ -117,11 +111,7 @@ async fn a_tool_of_a_namespace_is_a_function_with_both_names() {
     tool["type"] = json!("function");
     let namespace =
         json!({ "type": "namespace", "name": "mcp__weather", "description": "Forecasts.", "tools": [tool] });
-    let request = |fields: Value| {
-        let mut body = request(json!({ "tools": [namespace] }));
-        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        body
-    };
+    let request = |fields: Value| merged(request(json!({ "tools": [namespace] })), &fields);
     let whole = router.ok(RESPONSES, &request(json!({}))).await;
     assert_eq!(router.lanes.take_one().prompt_ids, expected);
     assert_eq!(whole["tools"], json!([namespace]));

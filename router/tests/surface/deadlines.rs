@@ -8,13 +8,12 @@ use router::request::Auth;
 use serde_json::{Value, json};
 use tonic::Code;
 
-use crate::client::{Answer, MODEL, TestRouter, chunks, eventually, post};
+use crate::client::{Answer, MODEL, TestRouter, chunks, eventually, merged, post};
 use crate::fake_lanes::Script;
 
 /// Sends a request with a deadline.
 async fn post_with_deadline(router: &TestRouter, fields: Value, milliseconds: &str) -> Answer {
-    let mut body = json!({ "model": MODEL, "prompt": "hi" });
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    let body = merged(json!({ "model": MODEL, "prompt": "hi" }), &fields);
     let mut request = post("/v1/completions", body.to_string());
     request.headers_mut().insert("x-request-timeout-ms", milliseconds.parse().unwrap());
     router.send(request).await

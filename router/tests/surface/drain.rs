@@ -2,7 +2,6 @@
 
 use axum::body::Body;
 use http::Request;
-use router::request::Auth;
 use serde_json::json;
 
 use crate::client::TestRouter;
@@ -42,10 +41,7 @@ async fn workers_are_drained_by_operators_only() {
         let answer = router.admin(admin_request(method, path, &headers)).await;
         assert_eq!(answer.status.as_u16(), status, "{method} {path} {headers:?}");
     }
-    let dir = tempfile::tempdir().unwrap();
-    let keys = dir.path().join("keys");
-    std::fs::write(&keys, "sk-one\nsk-operator admin=true\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&keys).unwrap(), Default::default());
+    let router = TestRouter::with_keys("sk-one\nsk-operator admin=true\n");
     assert_eq!(router.admin(admin_request("POST", path, &[])).await.status, 401);
     for (key, status) in [("Bearer sk-none", 401), ("Bearer sk-one", 403), ("Bearer sk-operator", 200)] {
         let answer = router.admin(admin_request("POST", path, &[("authorization", key)])).await;

@@ -3,10 +3,9 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{MODEL, TestRouter, chunks};
+use crate::client::{COMPLETIONS, MODEL, TestRouter, chunks, merged};
 use crate::fake_lanes::Script;
 
-const COMPLETIONS: &str = "/v1/completions";
 const PROMPT: &str = "one two three";
 
 fn body(max_tokens: u32, stream: bool) -> Value {
@@ -94,8 +93,7 @@ async fn a_prompt_is_scored_in_the_format_of_vllm() {
         (json!({ "echo": true }), "one two three0 fine"),
         (json!({ "logprobs": 2, "echo": true }), "one two three0 fine"),
     ] {
-        let mut body = fields.clone();
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let mut body = merged(fields.clone(), &more);
         let both = router.ok(COMPLETIONS, &body).await;
         assert_eq!(both["choices"][0]["text"], expected);
         assert_eq!(both["choices"][0]["prompt_logprobs"], plain["choices"][0]["prompt_logprobs"], "{more}");

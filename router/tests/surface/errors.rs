@@ -3,15 +3,13 @@
 
 use axum::body::Body;
 use http::Request;
-use router::request::Auth;
 use serde_json::{Value, json};
 
-use crate::client::{ALIAS, Answer, MAX_MODEL_LEN, MODEL, TestRouter, demo_encode, post};
+use crate::client::{
+    ALIAS, Answer, CHAT, COMPLETIONS, MAX_MODEL_LEN, MESSAGES, MODEL, RESPONSES, TestRouter, demo_encode,
+    merged, post,
+};
 
-const CHAT: &str = "/v1/chat/completions";
-const COMPLETIONS: &str = "/v1/completions";
-const RESPONSES: &str = "/v1/responses";
-const MESSAGES: &str = "/v1/messages";
 const COUNT: &str = "/v1/messages/count_tokens";
 
 fn request(method: &str, path: &str, headers: &[(&str, &str)]) -> Request<Body> {
@@ -35,9 +33,7 @@ fn body(path: &str) -> Value {
 }
 
 fn with(path: &str, fields: Value) -> Value {
-    let mut body = body(path);
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
+    merged(body(path), &fields)
 }
 
 fn error_of(answer: &Answer) -> Value {
@@ -131,10 +127,7 @@ async fn every_response_has_the_id_of_its_request() {
 
 #[tokio::test]
 async fn errors_of_anthropics_routes_have_its_shape() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("keys");
-    std::fs::write(&path, "sk-one\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).with_reply(" fine");
+    let router = TestRouter::with_keys("sk-one\n").with_reply(" fine");
     let keyed = |method: &str, path: &str, body: &str, headers: &[(&str, &str)]| {
         let mut request = request(method, path, headers);
         request.headers_mut().insert("x-api-key", "sk-one".parse().unwrap());
@@ -203,10 +196,7 @@ async fn a_path_with_invalid_encoding_is_refused_in_the_shape_of_the_api() {
         let error = error_of(&answer);
         assert_eq!((&error["type"], &error["param"]), (&json!("invalid_request_error"), &param), "{path}");
     }
-    let dir = tempfile::tempdir().unwrap();
-    let keys = dir.path().join("keys");
-    std::fs::write(&keys, "sk-one\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&keys).unwrap(), Default::default());
+    let router = TestRouter::with_keys("sk-one\n");
     assert_eq!(router.get("/v1/models/%ff").await.status, 401, "the key is checked first");
     assert_eq!(router.admin(request("POST", "/admin/workers/%ff/drain", &[])).await.status, 401);
 }

@@ -6,10 +6,7 @@ use router::api::openai::body::Body;
 use router::api::openai::fields::{FIELDS, Field, Treatment, table};
 use serde_json::{Value, json};
 
-use crate::client::{MODEL, TestRouter};
-
-const CHAT: &str = "/v1/chat/completions";
-const COMPLETIONS: &str = "/v1/completions";
+use crate::client::{CHAT, COMPLETIONS, MODEL, TestRouter};
 
 /// The fields that the type accepts, from its error message.
 fn accepted_fields() -> BTreeSet<String> {

@@ -2,15 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{MODEL, chunks};
+use crate::client::{CHAT, MODEL, chunks, merged};
 use crate::tools::{TEMPLATE, router_with, weather};
 
-const CHAT: &str = "/v1/chat/completions";
-
 fn chat(fields: Value) -> Value {
-    let mut body = json!({ "model": MODEL, "seed": 7, "messages": [{ "role": "user", "content": "hi" }] });
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
+    merged(json!({ "model": MODEL, "seed": 7, "messages": [{ "role": "user", "content": "hi" }] }), &fields)
 }
 
 #[tokio::test]
@@ -85,8 +81,7 @@ async fn errors_name_the_older_fields() {
     let router = router_with("plain").with_reply(" fine");
     let functions = json!([weather()["function"]]);
     let message = |fields: Value| {
-        let mut message = json!({ "role": "assistant", "content": "x" });
-        message.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let message = merged(json!({ "role": "assistant", "content": "x" }), &fields);
         json!({ "messages": [message] })
     };
     let call = json!({ "name": "f", "arguments": "{}" });

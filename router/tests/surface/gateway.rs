@@ -1,11 +1,12 @@
 //! Headers of the Gateway API Inference Extension: fairness id, objective and latency objectives.
 
+use std::collections::BTreeSet;
+
 use axum::body::Body;
 use http::Request;
 use proto::v1::inference_client::InferenceClient;
 use proto::v1::{GenerateRequest, generate_request::Prompt};
 use router::generation::GenerationRequest;
-use router::request::Auth;
 use serde_json::json;
 
 use crate::client::{Answer, MODEL, TestRouter};
@@ -36,21 +37,21 @@ async fn fairness_ids_have_separate_queues_and_share_prefixes() {
     let one = submitted(&router, &[(FAIRNESS_ID, "one")]).await;
     let old_name = submitted(&router, &[("x-gateway-inference-fairness-id", "one")]).await;
     let two = submitted(&router, &[(FAIRNESS_ID, "two")]).await;
-    assert_eq!(one.api_key, old_name.api_key);
-    assert!(one.api_key != two.api_key && one.api_key != plain.api_key && two.api_key != plain.api_key);
+    assert_eq!(one.fair_queue_key, old_name.fair_queue_key);
+    let different = BTreeSet::from([&plain, &one, &two].map(|request| request.fair_queue_key));
+    assert_eq!(different.len(), 3);
     assert_eq!(one.spec.isolation_key, plain.spec.isolation_key);
 }
 
 #[tokio::test]
 async fn fairness_ids_are_honored_only_for_gateway_keys() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("keys");
-    std::fs::write(&path, "sk-one alice\nsk-two gateway fairness_ids=true\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).with_reply(" fine");
+    let router =
+        TestRouter::with_keys("sk-one alice\nsk-two gateway fairness_ids=true\n").with_reply(" fine");
     for (key, is_separate) in [("Bearer sk-one", false), ("Bearer sk-two", true)] {
         let key = ("authorization", key);
-        let plain = submitted(&router, &[key]).await.api_key;
-        assert_eq!(submitted(&router, &[key, (FAIRNESS_ID, "one")]).await.api_key != plain, is_separate);
+        let plain = submitted(&router, &[key]).await.fair_queue_key;
+        let with_id = submitted(&router, &[key, (FAIRNESS_ID, "one")]).await.fair_queue_key;
+        assert_eq!(with_id != plain, is_separate);
     }
 }
 
@@ -115,7 +116,7 @@ async fn grpc_metadata_carries_the_same_headers() {
     while answer.message().await.unwrap().is_some() {}
     let over_grpc = router.lanes.take_one();
     let over_http = submitted(&router, &[(OBJECTIVE, "batch"), (FAIRNESS_ID, "one")]).await;
-    assert_eq!((over_grpc.spec.priority, over_grpc.api_key), (200, over_http.api_key));
+    assert_eq!((over_grpc.spec.priority, over_grpc.fair_queue_key), (200, over_http.fair_queue_key));
     let mut request = tonic::Request::new(message());
     request.metadata_mut().insert("x-llm-d-slo-ttft-ms", "never".parse().unwrap());
     let refused = client.generate(request).await.unwrap_err();

@@ -2,12 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{ALIAS, MAX_MODEL_LEN, MODEL, TestRouter};
-
-const CHAT: &str = "/v1/chat/completions";
-const COMPLETIONS: &str = "/v1/completions";
-const RESPONSES: &str = "/v1/responses";
-const MESSAGES: &str = "/v1/messages";
+use crate::client::{ALIAS, CHAT, COMPLETIONS, MAX_MODEL_LEN, MESSAGES, MODEL, RESPONSES, TestRouter};
 
 /// A valid body with one more field.
 fn with(path: &str, model: &str, field: &str, value: Value) -> Value {

@@ -3,11 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{MODEL, TestRouter};
-
-const CHAT: &str = "/v1/chat/completions";
-const RESPONSES: &str = "/v1/responses";
-const MESSAGES: &str = "/v1/messages";
+use crate::client::{CHAT, MESSAGES, MODEL, RESPONSES, TestRouter, merged};
 
 /// One value more than allowed.
 fn many() -> Value {
@@ -17,12 +13,14 @@ fn many() -> Value {
 /// A valid request with some fields replaced.
 fn with(path: &str, fields: Value) -> String {
     let messages = json!([{ "role": "user", "content": "hi" }]);
-    let mut body = match path {
-        RESPONSES => json!({ "model": MODEL, "input": "hi" }),
-        MESSAGES => json!({ "model": MODEL, "messages": messages, "max_tokens": 64 }),
-        _ => json!({ "model": MODEL, "messages": messages }),
-    };
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    let body = merged(
+        match path {
+            RESPONSES => json!({ "model": MODEL, "input": "hi" }),
+            MESSAGES => json!({ "model": MODEL, "messages": messages, "max_tokens": 64 }),
+            _ => json!({ "model": MODEL, "messages": messages }),
+        },
+        &fields,
+    );
     body.to_string()
 }
 

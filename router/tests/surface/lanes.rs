@@ -2,11 +2,10 @@
 
 use axum::body::Body;
 use http::Request;
-use router::request::Auth;
 use serde_json::{Value, json};
 use speculation::AcceptanceMode;
 
-use crate::client::{MODEL, TestRouter};
+use crate::client::{MODEL, TestRouter, merged};
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
@@ -23,9 +22,7 @@ async fn the_task_type_is_guessed_unless_the_request_sets_it() {
         (COMPLETIONS, json!({ "prompt": code, "task_type": "mine" }), "mine"),
         (CHAT, json!({ "messages": user("Translate to French: good morning") }), "translation"),
     ] {
-        let mut body = json!({ "model": MODEL });
-        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        router.ok(path, &body).await;
+        router.ok(path, &merged(json!({ "model": MODEL }), &fields)).await;
         assert_eq!(router.lanes.take_one().task_type, expected, "{fields}");
     }
 }
@@ -61,10 +58,7 @@ async fn debug_lanes_requires_the_operator_address() {
             "shadows": { "share": 0.0, "dropped": {}, "drafts": [] }
         })
     );
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("keys");
-    std::fs::write(&path, "sk-one\nsk-operator admin=true\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default());
+    let router = TestRouter::with_keys("sk-one\nsk-operator admin=true\n");
     assert_eq!(router.admin(debug_request()).await.status, 401);
     for (key, status) in [("Bearer sk-one", 403), ("Bearer sk-operator", 200)] {
         let mut with_key = debug_request();

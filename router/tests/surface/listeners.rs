@@ -8,7 +8,6 @@ use http::StatusCode;
 use proto::v1;
 use proto::v1::generate_request::Prompt;
 use proto::v1::inference_client::InferenceClient;
-use router::request::Auth;
 use serde_json::json;
 use service::accept::ListenerConfig;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -74,10 +73,7 @@ fn generation(prompt: &str) -> v1::GenerateRequest {
 
 #[tokio::test]
 async fn bad_http_peers_are_answered_or_closed_and_the_next_is_served() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("keys");
-    std::fs::write(&path, "sk-one\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).with_reply(" fine");
+    let router = TestRouter::with_keys("sk-one\n").with_reply(" fine");
     let address = router.listen_http_with(short_header_timeout()).await;
     let key = "authorization: Bearer sk-one\r\n";
     let many_headers: String = (0..10_000).map(|idx| format!("x-{idx}: y\r\n")).collect();

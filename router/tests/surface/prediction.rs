@@ -2,9 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{MODEL, TestRouter, chunks, demo_encode};
-
-const CHAT: &str = "/v1/chat/completions";
+use crate::client::{CHAT, MODEL, TestRouter, chunks, demo_encode};
 
 fn request_with(prediction: Value) -> Value {
     json!({

@@ -2,10 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{MODEL, TestRouter, demo_encode};
-
-const CHAT: &str = "/v1/chat/completions";
-const MESSAGES: &str = "/v1/messages";
+use crate::client::{CHAT, MESSAGES, MODEL, TestRouter, demo_encode, merged};
 
 /// A conversation that ends with the beginning of an answer.
 fn begun() -> Value {
@@ -47,8 +44,7 @@ async fn vllms_fields_choose_the_end_of_the_prompt() {
             "<|user|>\nhi",
         ),
     ] {
-        let mut body = json!({ "model": MODEL, "messages": begun() });
-        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let body = merged(json!({ "model": MODEL, "messages": begun() }), &fields);
         router.ok(CHAT, &body).await;
         assert_eq!(router.lanes.take_one().prompt_ids, demo_encode(expected), "{fields}");
         assert_eq!(router.ok("/tokenize", &body).await["tokens"], json!(demo_encode(expected)), "{fields}");
@@ -74,8 +70,7 @@ async fn what_cannot_be_continued_is_refused() {
             "without tool calls can be continued",
         ),
     ] {
-        let mut body = json!({ "model": MODEL, "messages": begun() });
-        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let body = merged(json!({ "model": MODEL, "messages": begun() }), &fields);
         for path in [CHAT, "/tokenize"] {
             let refused = router.post_json(path, &body).await;
             let error = refused.json()["error"].clone();

@@ -2,11 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{MODEL, demo_text};
+use crate::client::{CHAT, MODEL, RESPONSES, demo_text, merged};
 use crate::tools::router_with;
 
-const CHAT: &str = "/v1/chat/completions";
-const RESPONSES: &str = "/v1/responses";
 const TEMPLATE: &str = "{{ reasoning_effort }}|{% for m in messages %}{{ m.content }}{% endfor %}";
 
 #[tokio::test]
@@ -21,11 +19,13 @@ async fn the_effort_reaches_the_template() {
         (RESPONSES, json!({ "reasoning": null }), ""),
         (RESPONSES, json!({ "reasoning": { "effort": "high", "summary": "auto" } }), "high"),
     ] {
-        let mut body = match path {
-            CHAT => json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hi" }] }),
-            _ => json!({ "model": MODEL, "input": "hi" }),
-        };
-        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let body = merged(
+            match path {
+                CHAT => json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hi" }] }),
+                _ => json!({ "model": MODEL, "input": "hi" }),
+            },
+            &fields,
+        );
         let answer = router.ok(path, &body).await;
         let prompt = router::detokenize::decode(&demo_text(), &router.lanes.take_one().prompt_ids);
         assert_eq!(prompt, format!("{effort}|hi"), "{body}");

@@ -2,10 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{MODEL, TestRouter};
+use crate::client::{CHAT, MODEL, TestRouter, merged};
 use crate::tools::{assembled, router_with};
-
-const CHAT: &str = "/v1/chat/completions";
 
 /// Shows reasoning, content and calls; the answer begins inside its reasoning.
 const TEMPLATE: &str = "{% for m in messages %}<|{{ m.role }}|>\
@@ -17,11 +15,6 @@ fn body(assistant: &Value) -> Value {
         { "role": "user", "content": "hi" }, assistant, { "role": "user", "content": "go on" }
     ]);
     json!({ "model": MODEL, "seed": 7, "messages": messages })
-}
-
-fn with(mut message: Value, fields: &Value) -> Value {
-    message.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    message
 }
 
 async fn prompt(router: &TestRouter, body: &Value) -> Vec<u32> {
@@ -51,7 +44,7 @@ async fn fields_that_client_libraries_add_to_an_answer_change_nothing() {
         json!({ "reasoning": "another" }),
         json!({ "reasoning": "hm", "reasoning_content": null }),
     ] {
-        assert_eq!(prompt(&router, &body(&with(plain.clone(), &fields))).await, expected, "{fields}");
+        assert_eq!(prompt(&router, &body(&merged(plain.clone(), &fields))).await, expected, "{fields}");
     }
 }
 
@@ -66,10 +59,10 @@ async fn fields_of_an_answer_are_refused_in_messages_of_other_roles() {
         ("thinking_blocks", json!([])),
         ("reasoning", json!("hm")),
     ] {
-        let message = with(json!({ "role": "user", "content": "x" }), &json!({ field: value }));
+        let message = merged(json!({ "role": "user", "content": "x" }), &json!({ field: value }));
         let refused = router.post_json(CHAT, &body(&message)).await;
         assert_eq!(refused.json()["error"]["param"], format!("messages[1].{field}"), "{}", refused.text());
-        let absent = with(json!({ "role": "user", "content": "x" }), &json!({ field: null }));
+        let absent = merged(json!({ "role": "user", "content": "x" }), &json!({ field: null }));
         router.ok(CHAT, &body(&absent)).await;
     }
 }
@@ -80,7 +73,7 @@ async fn an_answer_with_only_reasoning_is_the_same_prompt_whole_and_streamed() {
     let request = json!({ "model": MODEL, "seed": 7, "messages": [{ "role": "user", "content": "hi" }] });
     let whole = router.ok(CHAT, &request).await["choices"][0]["message"].clone();
     assert_eq!((&whole["content"], &whole["reasoning_content"]), (&json!(""), &json!("0 thinks")));
-    let events = router.events(CHAT, &with(request, &json!({ "stream": true }))).await;
+    let events = router.events(CHAT, &merged(request, &json!({ "stream": true }))).await;
     let (streamed, _) = assembled(&events);
     assert_eq!(streamed["content"], Value::Null);
     router.lanes.take_submitted();

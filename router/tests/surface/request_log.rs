@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use axum::body::Body;
 use http::Request;
-use router::request::Auth;
 use serde_json::{Value, json};
 use service::shutdown::ShutdownOutcome;
 
@@ -101,11 +100,9 @@ async fn requests_without_store_or_tokens_are_not_logged() {
 #[tokio::test]
 async fn only_keys_with_log_requests_are_logged() {
     let directory = tempfile::tempdir().unwrap();
-    let (keys, path) = (directory.path().join("keys"), directory.path().join("log.jsonl"));
-    std::fs::write(&keys, "sk-one alice\nsk-two bob log_requests=true\nsk-three log_requests=false\n")
-        .unwrap();
-    let router = TestRouter::with(Auth::from_file(&keys).unwrap(), Default::default());
-    let router = router.with_request_log(&path).with_reply(" fine");
+    let path = directory.path().join("log.jsonl");
+    let keys = "sk-one alice\nsk-two bob log_requests=true\nsk-three log_requests=false\n";
+    let router = TestRouter::with_keys(keys).with_request_log(&path).with_reply(" fine");
     for key in ["sk-one", "sk-two", "sk-three"] {
         post_ok(&router, CHAT, Some(key), &chat(key)).await;
     }

@@ -2,17 +2,15 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{MAX_MODEL_LEN, MODEL, TestRouter, demo_encode, post};
+use crate::calls_or_json::submitted_schema;
+use crate::client::{MAX_MODEL_LEN, MODEL, RESPONSES, TestRouter, demo_encode, merged, post};
 use crate::fake_lanes::Script;
 use router::error::RouterError;
 
-const RESPONSES: &str = "/v1/responses";
 const COUNT: &str = "/v1/responses/input_tokens";
 
 fn request(fields: Value) -> Value {
-    let mut body = json!({ "model": MODEL, "input": "hi", "seed": 7 });
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
+    merged(json!({ "model": MODEL, "input": "hi", "seed": 7 }), &fields)
 }
 
 /// The data of each event; checks its name and number.
@@ -358,9 +356,7 @@ async fn a_format_becomes_a_grammar() {
     let format = json!({ "type": "json_schema", "name": "empty", "strict": true, "schema": schema });
     let answer = router.ok(RESPONSES, &request(json!({ "text": { "format": format } }))).await;
     assert_eq!(answer["text"]["format"], format);
-    let document: Value = serde_json::from_str(&router.lanes.take_one().spec.grammar.unwrap()).unwrap();
-    assert_eq!(document["kind"], "json_schema");
-    assert_eq!(serde_json::from_str::<Value>(document["text"].as_str().unwrap()).unwrap(), schema);
+    assert_eq!(submitted_schema(&router), schema);
 }
 
 #[tokio::test]

@@ -2,7 +2,6 @@
 
 use axum::body::Body;
 use http::Request;
-use router::request::Auth;
 use serde_json::{Value, json};
 
 use crate::client::TestRouter;
@@ -55,10 +54,7 @@ async fn invalid_orders_are_refused_with_the_fault() {
     }
     let other_origin = [("origin", "http://evil.example")];
     assert_eq!(router.admin(admin_request("DELETE", PATH, ("", &other_origin))).await.status, 403);
-    let dir = tempfile::tempdir().unwrap();
-    let keys = dir.path().join("keys");
-    std::fs::write(&keys, "sk-one\nsk-operator admin=true\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&keys).unwrap(), Default::default());
+    let router = TestRouter::with_keys("sk-one\nsk-operator admin=true\n");
     assert_eq!(router.admin(admin_request("GET", PATH, ("", &[]))).await.status, 401);
     for (key, status) in [("Bearer sk-one", 403), ("Bearer sk-operator", 200)] {
         let answer = router.admin(admin_request("GET", PATH, ("", &[("authorization", key)]))).await;

@@ -2,10 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{MODEL, TestRouter, chunks};
-
-const CHAT: &str = "/v1/chat/completions";
-const COMPLETIONS: &str = "/v1/completions";
+use crate::client::{CHAT, COMPLETIONS, MODEL, TestRouter, chunks, merged};
 
 /// Replaces what differs between runs.
 fn redacted(mut body: Value) -> Value {
@@ -25,15 +22,11 @@ fn redacted_chunks(events: &[String]) -> Vec<Value> {
 }
 
 fn chat(fields: Value) -> Value {
-    let mut body = json!({ "model": MODEL, "seed": 7, "messages": [{ "role": "user", "content": "hi" }] });
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
+    merged(json!({ "model": MODEL, "seed": 7, "messages": [{ "role": "user", "content": "hi" }] }), &fields)
 }
 
 fn completion(fields: Value) -> Value {
-    let mut body = json!({ "model": MODEL, "seed": -2, "prompt": "one two" });
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
+    merged(json!({ "model": MODEL, "seed": -2, "prompt": "one two" }), &fields)
 }
 
 #[tokio::test]

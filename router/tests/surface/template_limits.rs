@@ -3,12 +3,8 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{MODEL, TestRouter, demo_text};
+use crate::client::{CHAT, MESSAGES, MODEL, RESPONSES, TestRouter, demo_text, merged};
 use crate::tools::{router_with, weather};
-
-const CHAT: &str = "/v1/chat/completions";
-const RESPONSES: &str = "/v1/responses";
-const MESSAGES: &str = "/v1/messages";
 
 /// Checks ids as Mistral's do, and writes them between `#`.
 const SHORT_IDS: &str = "{% if tools %}[TOOL_CALLS]{% endif %}{% macro id(i) %}\
@@ -62,11 +58,7 @@ async fn a_template_that_requires_short_ids_of_calls_gets_them_in_every_api() {
 
     let mut tool = weather()["function"].clone();
     tool["type"] = json!("function");
-    let request = |fields: Value| {
-        let mut body = json!({ "model": MODEL, "seed": 7, "tools": [tool] });
-        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        body
-    };
+    let request = |fields: Value| merged(json!({ "model": MODEL, "seed": 7, "tools": [tool] }), &fields);
     let first = router.ok(RESPONSES, &request(json!({ "input": [hi] }))).await;
     router.lanes.take_one();
     let mut input = vec![hi.clone()];

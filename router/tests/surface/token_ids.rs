@@ -2,19 +2,17 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{END, MODEL, TestRouter, chunks, demo_encode};
+use crate::client::{CHAT, COMPLETIONS, END, MODEL, TestRouter, chunks, demo_encode, merged};
 use crate::tools::{router_with, weather};
 
-const CHAT: &str = "/v1/chat/completions";
-const COMPLETIONS: &str = "/v1/completions";
-
 fn with(path: &str, fields: Value) -> Value {
-    let mut body = match path {
-        CHAT => json!({ "model": MODEL, "seed": 7, "messages": [{ "role": "user", "content": "hi" }] }),
-        _ => json!({ "model": MODEL, "seed": 7, "prompt": "hi" }),
-    };
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
+    merged(
+        match path {
+            CHAT => json!({ "model": MODEL, "seed": 7, "messages": [{ "role": "user", "content": "hi" }] }),
+            _ => json!({ "model": MODEL, "seed": 7, "prompt": "hi" }),
+        },
+        &fields,
+    )
 }
 
 /// The ids that the fake lanes generate for a choice.

@@ -3,10 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::calls_or_json::{matches, submitted};
-use crate::client::{MODEL, TestRouter};
+use crate::client::{CHAT, MODEL, TestRouter, merged};
 use crate::tools::{TEMPLATE, router_with};
-
-const CHAT: &str = "/v1/chat/completions";
 
 fn tool(name: &str, parameters: Value) -> Value {
     json!({ "type": "function", "function": { "name": name, "parameters": parameters } })
@@ -54,11 +52,12 @@ const CALLS: [(&str, &str, bool); 9] = [
 ];
 
 fn body(fields: Value) -> Value {
-    let mut body = json!({
-        "model": MODEL, "seed": 7, "messages": [{ "role": "user", "content": "hi" }], "tools": tools()
-    });
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
+    merged(
+        json!({
+            "model": MODEL, "seed": 7, "messages": [{ "role": "user", "content": "hi" }], "tools": tools()
+        }),
+        &fields,
+    )
 }
 
 #[tokio::test]

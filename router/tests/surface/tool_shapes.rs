@@ -3,30 +3,22 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{MODEL, TestRouter};
+use crate::calls_or_json::submitted;
+use crate::client::{CHAT, MESSAGES, MODEL, RESPONSES, TestRouter, merged};
 use crate::tools::{TEMPLATE, router_with, weather};
 use crate::{anthropic, responses};
 
-const CHAT: &str = "/v1/chat/completions";
-const RESPONSES: &str = "/v1/responses";
-const MESSAGES: &str = "/v1/messages";
-
 const CALL: &str = r#"<tool_call>{"name": "get_weather", "arguments": {"city": "Zürich"}}</tool_call>"#;
-
-fn with(mut body: Value, fields: &Value) -> Value {
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
-}
 
 fn chat(fields: Value) -> Value {
     let body = json!({ "model": MODEL, "seed": 7, "messages": [{ "role": "user", "content": "hi" }], "tools": [weather()] });
-    with(body, &fields)
+    merged(body, &fields)
 }
 
 fn response(fields: Value) -> Value {
     let mut tool = weather()["function"].clone();
     tool["type"] = json!("function");
-    with(json!({ "model": MODEL, "seed": 7, "input": "hi", "tools": [tool] }), &fields)
+    merged(json!({ "model": MODEL, "seed": 7, "input": "hi", "tools": [tool] }), &fields)
 }
 
 fn message(fields: Value) -> Value {
@@ -34,7 +26,7 @@ fn message(fields: Value) -> Value {
     let tool = json!({ "name": function["name"], "description": function["description"], "input_schema": function["parameters"] });
     let messages = json!([{ "role": "user", "content": "hi" }]);
     let body = json!({ "model": MODEL, "seed": 7, "max_tokens": 500, "messages": messages, "tools": [tool] });
-    with(body, &fields)
+    merged(body, &fields)
 }
 
 /// Replaces the ids of items and calls, which contain the request's unique id.
@@ -282,21 +274,16 @@ async fn a_conversation_with_calls_is_the_same_prompt_in_all_apis() {
     assert_eq!(prompt(), plain);
 }
 
-/// The grammar of the single generation that was submitted.
-fn grammar(router: &TestRouter) -> Value {
-    serde_json::from_str(&router.lanes.take_one().spec.grammar.unwrap()).unwrap()
-}
-
 #[tokio::test]
 async fn tool_choice_is_the_same_grammar_in_all_apis() {
     let router = TestRouter::start().with_reply(r#"[{"name": "get_weather", "parameters": {"city": "x"}}]"#);
     router.ok(CHAT, &chat(json!({ "tool_choice": "required" }))).await;
-    let required = grammar(&router);
+    let required = submitted(&router);
     let answer = router.ok(RESPONSES, &response(json!({ "tool_choice": "required" }))).await;
-    assert_eq!(grammar(&router), required);
+    assert_eq!(submitted(&router), required);
     assert_eq!(answer["output"][0]["arguments"], "{\"city\":\"x\"}");
     let answer = router.ok(MESSAGES, &message(json!({ "tool_choice": { "type": "any" } }))).await;
-    assert_eq!(grammar(&router), required);
+    assert_eq!(submitted(&router), required);
     assert_eq!(
         (&answer["content"][0]["input"], &answer["stop_reason"]),
         (&json!({ "city": "x" }), &json!("tool_use"))
@@ -304,29 +291,30 @@ async fn tool_choice_is_the_same_grammar_in_all_apis() {
 
     let named = json!({ "type": "function", "function": { "name": "get_weather" } });
     router.ok(CHAT, &chat(json!({ "tool_choice": named }))).await;
-    let named = grammar(&router);
+    let named = submitted(&router);
     router
         .ok(RESPONSES, &response(json!({ "tool_choice": { "type": "function", "name": "get_weather" } })))
         .await;
-    assert_eq!(grammar(&router), named);
+    assert_eq!(submitted(&router), named);
     let choice = json!({ "tool_choice": { "type": "tool", "name": "get_weather" } });
     router.ok(MESSAGES, &message(choice.clone())).await;
-    assert_eq!(grammar(&router), named);
+    assert_eq!(submitted(&router), named);
 
     // Cut off at the length limit: the partial output, marked incomplete.
     let (short, shorter) = (json!({ "max_output_tokens": 4 }), json!({ "max_tokens": 4 }));
-    let cut = with(response(json!({ "tool_choice": { "type": "function", "name": "get_weather" } })), &short);
+    let cut =
+        merged(response(json!({ "tool_choice": { "type": "function", "name": "get_weather" } })), &short);
     let whole = router.ok(RESPONSES, &cut).await;
     assert_eq!(
         (&whole["status"], &whole["output"][0]["status"]),
         (&json!("incomplete"), &json!("incomplete"))
     );
-    let events = responses::events(&router, &with(cut, &json!({ "stream": true }))).await;
+    let events = responses::events(&router, &merged(cut, &json!({ "stream": true }))).await;
     assert_eq!(without_ids(built_output(&events)), without_ids(whole["output"].clone()));
-    let cut = with(message(choice), &shorter);
+    let cut = merged(message(choice), &shorter);
     let whole = router.ok(MESSAGES, &cut).await;
     assert_eq!((&whole["stop_reason"], &whole["content"][0]["input"]), (&json!("max_tokens"), &json!({})));
-    let events = anthropic::events(&router, &with(cut, &json!({ "stream": true }))).await;
+    let events = anthropic::events(&router, &merged(cut, &json!({ "stream": true }))).await;
     assert_eq!(without_ids(built_content(&events)), without_ids(whole["content"].clone()));
 }
 

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use text::{ModelText, asset};
 
-use crate::client::{MODEL, TestRouter, chunks, demo_encode, entry, model_file};
-
-const CHAT: &str = "/v1/chat/completions";
+use crate::calls_or_json::submitted_schema;
+use crate::client::{CHAT, MODEL, TestRouter, chunks, demo_encode, entry, merged, model_file};
 
 /// Lists the tools as Hermes does, and shows all fields of a message.
 pub(crate) const TEMPLATE: &str = "{% if tools %}<tools>{{ tools | tojson }}</tools><tool_call>{% endif %}\
@@ -34,9 +33,10 @@ pub(crate) fn weather() -> Value {
 }
 
 fn chat(fields: Value) -> Value {
-    let mut body = json!({ "model": MODEL, "seed": 7, "messages": [{ "role": "user", "content": "hi" }], "tools": [weather()] });
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
+    merged(
+        json!({ "model": MODEL, "seed": 7, "messages": [{ "role": "user", "content": "hi" }], "tools": [weather()] }),
+        &fields,
+    )
 }
 
 /// Builds the message from a stream's chunks; returns it with the finish reason.
@@ -140,13 +140,8 @@ async fn full_and_streamed_responses_contain_the_same_calls() {
 async fn tool_choice_becomes_a_grammar() {
     let router = TestRouter::start().with_reply(r#"[{"name": "get_weather", "parameters": {"city": "x"}}]"#);
     let answer = router.ok(CHAT, &chat(json!({ "tool_choice": "required" }))).await;
-    let spec = router.lanes.take_one().spec;
-    let document: Value = serde_json::from_str(&spec.grammar.unwrap()).unwrap();
-    let schema: Value = serde_json::from_str(document["text"].as_str().unwrap()).unwrap();
-    assert_eq!(
-        (&document["kind"], &schema["minItems"], &schema["maxItems"]),
-        (&json!("json_schema"), &json!(1), &json!(16))
-    );
+    let schema = submitted_schema(&router);
+    assert_eq!((&schema["minItems"], &schema["maxItems"]), (&json!(1), &json!(16)));
     let item = &schema["items"]["anyOf"][0]["properties"];
     assert_eq!(item["name"]["const"], "get_weather");
     assert_eq!(item["parameters"], json!({ "$ref": "#/$defs/tool0" }));
@@ -157,9 +152,7 @@ async fn tool_choice_becomes_a_grammar() {
 
     let named = json!({ "type": "function", "function": { "name": "get_weather" } });
     router.ok(CHAT, &chat(json!({ "tool_choice": named, "parallel_tool_calls": false }))).await;
-    let document: Value = serde_json::from_str(&router.lanes.take_one().spec.grammar.unwrap()).unwrap();
-    let schema: Value = serde_json::from_str(document["text"].as_str().unwrap()).unwrap();
-    assert_eq!(schema, weather()["function"]["parameters"]);
+    assert_eq!(submitted_schema(&router), weather()["function"]["parameters"]);
 }
 
 /// `<|end|>` ends a message; written by a client in a message, a tool or a call it must not.

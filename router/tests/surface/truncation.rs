@@ -2,19 +2,15 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{MAX_MODEL_LEN, MODEL, TestRouter};
+use crate::client::{MAX_MODEL_LEN, MODEL, RESPONSES, TestRouter, merged};
 use crate::tools::{TEMPLATE, router_with};
-
-const RESPONSES: &str = "/v1/responses";
 
 /// Ids of the tokens with which messages of these roles begin.
 const USER: u32 = 1;
 const ASSISTANT: u32 = 2;
 
 fn request(input: &[Value], fields: Value) -> Value {
-    let mut body = json!({ "model": MODEL, "input": input, "seed": 7, "max_output_tokens": 16 });
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
+    merged(json!({ "model": MODEL, "input": input, "seed": 7, "max_output_tokens": 16 }), &fields)
 }
 
 /// Several times the window.

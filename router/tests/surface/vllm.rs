@@ -4,17 +4,14 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use http::Request;
-use router::request::Auth;
 use serde_json::{Value, json};
 use text::{ModelText, asset};
 
-use crate::calls_or_json::submitted;
+use crate::calls_or_json::submitted_schema;
 use crate::client::{
-    ALIAS, END, MAX_MODEL_LEN, MODEL, TestRouter, demo_encode, demo_text, entry, model_file,
+    ALIAS, COMPLETIONS, END, MAX_MODEL_LEN, MODEL, TestRouter, demo_encode, demo_text, entry, model_file,
 };
 use crate::tools::{TEMPLATE, router_with, weather};
-
-const COMPLETIONS: &str = "/v1/completions";
 
 fn message(text: &str) -> Value {
     json!([{ "role": "user", "content": text }])
@@ -98,9 +95,7 @@ async fn a_format_may_have_its_schema_where_llama_cpp_reads_it() {
         json!({ "type": "json_schema", "json_schema": { "schema": schema } }),
     ] {
         router.ok(COMPLETIONS, &json!({ "model": MODEL, "prompt": "hi", "response_format": format })).await;
-        let document: Value = serde_json::from_str(&submitted(&router)).unwrap();
-        assert_eq!(document["kind"], "json_schema", "{format}");
-        assert_eq!(serde_json::from_str::<Value>(document["text"].as_str().unwrap()).unwrap(), schema);
+        assert_eq!(submitted_schema(&router), schema, "{format}");
     }
 }
 
@@ -137,10 +132,7 @@ async fn metrics_are_served_to_clients_only_without_keys() {
     let page = router.get("/metrics").await;
     assert_eq!((page.status.as_u16(), page.text()), (200, router.metrics().await.as_str()));
     assert!(page.text().contains("vllm:generation_tokens_total"), "{}", page.text());
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("keys");
-    std::fs::write(&path, "sk-one\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default());
+    let router = TestRouter::with_keys("sk-one\n");
     let request = Request::get("/metrics").header("authorization", "Bearer sk-one").body(Body::empty());
     for answer in [router.get("/metrics").await, router.send(request.unwrap()).await] {
         assert_eq!(answer.status, 404, "{}", answer.text());
@@ -267,10 +259,7 @@ async fn bad_input_is_refused_by_name_and_the_next_request_works() {
 
 #[tokio::test]
 async fn only_probes_need_no_key() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("keys");
-    std::fs::write(&path, "sk-one alice models=no-template\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default());
+    let router = TestRouter::with_keys("sk-one alice models=no-template\n");
     for (path, status) in [("/health", 503), ("/ping", 503), ("/version", 401), ("/v1/models", 401)] {
         assert_eq!(router.get(path).await.status, status, "{path}");
     }

@@ -12,7 +12,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Request};
 use tonic_types::StatusExt as _;
 
-use crate::client::{MAX_MODEL_LEN, MODEL, TestRouter, demo_encode, eventually};
+use crate::client::{MAX_MODEL_LEN, MODEL, TestRouter, demo_encode, eventually, merged};
 use crate::fake_lanes::Script;
 
 async fn connect(router: &TestRouter) -> VllmEngineClient<Channel> {
@@ -290,8 +290,7 @@ async fn constraints_are_the_grammars_of_http() {
             json!({ "guided_choice": choices }),
         ),
     ] {
-        let mut body = json!({ "model": MODEL, "prompt": "one two" });
-        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let body = merged(json!({ "model": MODEL, "prompt": "one two" }), &fields);
         router.ok("/v1/completions", &body).await;
         let expected = router.lanes.take_one().spec.grammar;
         assert_eq!(expected.is_some(), fields != json!({}));
@@ -335,10 +334,7 @@ async fn retryable_errors_carry_a_retry_delay() {
 
 #[tokio::test]
 async fn keys_and_deadlines_apply() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("keys");
-    std::fs::write(&path, "sk-one alice models=no-template\nsk-two bob\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default());
+    let router = TestRouter::with_keys("sk-one alice models=no-template\nsk-two bob\n");
     router.lanes.set_script(Script::Hang);
     let mut client = connect(&router).await;
     let with_key = |key: &str, mut request: Request<vllm::GenerateRequest>| {

@@ -140,11 +140,6 @@ impl Load {
         self.shared.tokens.load(Ordering::Relaxed)
     }
 
-    /// Number of finished streams.
-    pub fn num_done(&self) -> usize {
-        self.shared.state().done.len()
-    }
-
     /// The active streams.
     pub fn active(&self) -> Vec<u64> {
         self.shared.state().active.keys().copied().collect()

@@ -113,8 +113,7 @@ async fn check_same_text(draft: &Path) -> anyhow::Result<()> {
         let prompt = text.bundled(task_type)?.swap_remove(9);
         cases.push(Case::new(format!("{task_type} at {temperature}"), prompt, temperature));
     }
-    let plain: Vec<Case> = cases.iter().map(|case| case.with_k(0)).collect();
-    let expected = client.ask_all(&plain, WIDTH).await?;
+    let expected = client.ask_plain(&cases, WIDTH).await?;
     let got = client.ask_all(&cases, WIDTH).await?;
     check_all_same(&cases, (&expected, &got), "the new draft")?;
     let accepted: u64 = got.iter().map(|answer| answer.speculation().accepted_tokens).sum();

@@ -3,36 +3,29 @@
 
 use anyhow::ensure;
 use tests::case::{Case, covering_set};
-use tests::cluster::{Cluster, RunningWorker, WorkerKind, plain_answers};
+use tests::cluster::{Cluster, WorkerKind, plain_answers};
 use tests::pair::PairText;
 use tests::wait::until;
-
-/// Number of steps answered from tokens drafted ahead, and of those tokens.
-async fn hits(draft: &RunningWorker) -> anyhow::Result<(u64, u64)> {
-    let page = draft.metrics().await?;
-    let hits = page.sum_where("outrider_worker_draft_ahead_steps_total", "result=\"hit\"");
-    Ok((hits, page.sum("outrider_worker_draft_ahead_guesses_total")))
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn draft_ahead_changes_no_token() -> anyhow::Result<()> {
     let (cluster, _target, draft) = Cluster::of_pair(WorkerKind::DraftAhead).await?;
     let client = cluster.client().await?;
     let cases = covering_set(&PairText::load()?)?;
-    let alone = client.ask_by_name(&cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), 1).await?;
+    let expected = client.ask_plain(&cases, 1).await?;
+    let chains = cases.iter().map(|case| case.with_k(3));
+    let trees = cases.iter().map(|case| case.with_tree(2, 6));
+    let variants: Vec<Case> = chains.chain(trees).collect();
     // With one request the draft worker is idle while the target verifies; with two, less often; with more it
     // drafts nothing ahead.
     for width in [1, 2, 4] {
-        let chains = cases.iter().map(|case| (case, case.with_k(3)));
-        let trees = cases.iter().map(|case| (case, case.with_tree(2, 6)));
-        let requests: Vec<(&Case, Case)> = chains.chain(trees).collect();
-        let variants: Vec<Case> = requests.iter().map(|(_, variant)| variant.clone()).collect();
         let answers = client.ask_by_name(&variants, width).await?;
-        for (case, variant) in &requests {
-            answers[&variant.name].check_same(&variant.name, &alone[&case.with_k(0).name])?;
+        for (variant, expected) in variants.iter().zip(expected.iter().cycle()) {
+            answers[&variant.name].check_same(&variant.name, expected)?;
         }
     }
-    let (hits, drafted_ahead) = hits(&draft).await?;
+    let hits = draft.draft_ahead_hits().await?;
+    let drafted_ahead = draft.metrics().await?.sum("outrider_worker_draft_ahead_guesses_total");
     ensure!(hits > 0 && drafted_ahead > 0, "{hits} hits, {drafted_ahead} tokens drafted ahead");
     until("what was drafted ahead is freed", async || {
         Ok(draft.metrics().await?.sum("outrider_worker_kv_blocks_used") == 0)
@@ -44,11 +37,9 @@ async fn draft_ahead_changes_no_token() -> anyhow::Result<()> {
 /// The text continues without its draft worker, then on another target with another draft worker.
 #[tokio::test(flavor = "multi_thread")]
 async fn losing_a_draft_worker_that_drafts_ahead_changes_no_token() -> anyhow::Result<()> {
-    for temperature in [0.0, 1.0] {
-        let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
-        let mut case = Case::new(format!("a long text at T = {temperature}"), prompt, temperature);
-        (case.max_tokens, case.ignore_eos) = (400, true);
-        let expected = plain_answers(std::slice::from_ref(&case), 1).await?.swap_remove(0);
+    let cases = [Case::long_text(0.0, 400)?, Case::long_text(1.0, 400)?];
+    let expected = plain_answers(&cases, 2).await?;
+    for (case, expected) in cases.iter().zip(&expected) {
         let cluster = Cluster::start(|_| ()).await?;
         let target = cluster.add_far(WorkerKind::Target).await?;
         let draft = cluster.add(WorkerKind::DraftAhead).await?;
@@ -61,7 +52,7 @@ async fn losing_a_draft_worker_that_drafts_ahead_changes_no_token() -> anyhow::R
         let second = cluster.add(WorkerKind::Target).await?;
         let _draft = cluster.add(WorkerKind::DraftAhead).await?;
         let got = stream.rest().await?;
-        got.check_same(&case.name, &expected)?;
+        got.check_same(&case.name, expected)?;
         ensure!(got.speculation().draft_tokens > 0, "nothing was drafted");
         ensure!(second.steps().await? > 0, "the text ended before its target did");
         cluster.stop().await?;

@@ -28,8 +28,7 @@ async fn cases(client: &Client) -> anyhow::Result<Vec<Case>> {
         case.logprobs = (i % 4 == 0).then_some(2);
         cases.push(case.with_prompt_tail(60));
     }
-    let plain: Vec<Case> = cases.iter().map(|case| case.with_k(0)).collect();
-    let answers = client.ask_all(&plain, CONCURRENCY).await?;
+    let answers = client.ask_plain(&cases, CONCURRENCY).await?;
     for (i, (case, answer)) in cases.iter_mut().zip(&answers).enumerate() {
         // Each kind of exclusion occurs at each temperature.
         let kind = i / 3 % 3;
@@ -66,9 +65,8 @@ fn check_excluded(case: &Case, answer: &Answer) -> anyhow::Result<()> {
 
 /// The answers without drafts. They have no excluded token.
 async fn answers_without_drafts(client: &Client, cases: &[Case]) -> anyhow::Result<Vec<Answer>> {
-    let plain: Vec<Case> = cases.iter().map(|case| case.with_k(0)).collect();
-    let answers = client.ask_all(&plain, CONCURRENCY).await?;
-    plain.iter().zip(&answers).try_for_each(|(case, answer)| check_excluded(case, answer))?;
+    let answers = client.ask_plain(cases, CONCURRENCY).await?;
+    cases.iter().zip(&answers).try_for_each(|(case, answer)| check_excluded(case, answer))?;
     Ok(answers)
 }
 
@@ -123,8 +121,7 @@ async fn drafts_ahead_with_excluded_tokens_change_no_token() -> anyhow::Result<(
     // One request at a time: with many, the draft worker is never idle and drafts nothing ahead.
     let (_, accepted) = check_drafted(&client, (&cases, &expected), (3, 0), 1).await?;
     ensure!(accepted > 0, "no drafted token was accepted");
-    let hits = draft.metrics().await?.sum_where("outrider_worker_draft_ahead_steps_total", "result=\"hit\"");
-    ensure!(hits > 0, "no proposal was drafted ahead");
+    ensure!(draft.draft_ahead_hits().await? > 0, "no proposal was drafted ahead");
     cluster.stop().await
 }
 

@@ -4,13 +4,14 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use draft_worker::config::DraftConfig;
 use serde_json::Value;
 use tests::case::{Case, covering_set};
 use tests::client::{Answer, check_all_same};
-use tests::cluster::{Cluster, WorkerKind, plain_answers};
+use tests::cluster::{Cluster, WorkerKind, draft_config, plain_answers};
 use tests::faulty_wire::WireFaults;
 use tests::lanes_report::LanesReport;
-use tests::pair::PairText;
+use tests::pair::{self, PairText};
 
 /// Concurrent requests per router.
 const WIDTH: usize = 12;
@@ -67,7 +68,8 @@ async fn a_draft_worker_for_a_task_type_is_used_only_for_it() -> anyhow::Result<
     let cluster = Cluster::start(|_| ()).await?;
     let target = cluster.add(WorkerKind::Target).await?;
     let general = cluster.add(WorkerKind::Draft).await?;
-    let for_code = cluster.add_draft_for(&["code"]).await?;
+    let for_code = DraftConfig { task_types: vec!["code".to_owned()], ..draft_config(&pair::draft_dir())? };
+    let for_code = cluster.add_draft(for_code).await?;
     let client = cluster.client().await?;
     cluster.wait_known(&[&target, &general, &for_code]).await?;
     let cases = covering_set(&PairText::load()?)?;

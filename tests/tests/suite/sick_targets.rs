@@ -5,18 +5,13 @@ use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
 use tests::case::Case;
 use tests::checkpoint_copy::CheckpointCopy;
-use tests::cluster::{Cluster, WorkerKind};
+use tests::cluster::Cluster;
 use tests::lanes_report::LanesReport;
-use tests::pair::{self, PairText};
+use tests::pair;
 use tests::processes;
 
 fn case(max_tokens: u32) -> anyhow::Result<Case> {
-    let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
-    let mut case = Case::new("with a faulty target".to_owned(), prompt, 1.0);
-    case.max_tokens = max_tokens;
-    case.ignore_eos = true;
-    case.seed = 31;
-    Ok(case)
+    Ok(Case { seed: 31, ..Case::long_text(1.0, max_tokens)? })
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -25,13 +20,13 @@ async fn a_target_that_computes_nan_fails_no_request() -> anyhow::Result<()> {
     broken.fill_with_nan("model.norm.weight")?;
     let cluster = Cluster::start(|_| ()).await?;
     let model = broken.directory().to_owned();
-    let nan_target = cluster.add_with(WorkerKind::Target, |config| config.model = Some(model)).await?;
+    let nan_target = cluster.add_plain_target(|config| config.model = Some(model)).await?;
     let client = cluster.client().await?;
     let case = case(20)?;
     let error = client.ask(&case).await.err().context("an answer of a model whose weights are NaN")?;
     let reason = format!("{error:#}");
     ensure!(reason.contains("not a number"), "{reason}");
-    let healthy = cluster.add(WorkerKind::Target).await?;
+    let healthy = cluster.add_plain_target(|_| ()).await?;
     cluster.wait_known(&[&healthy]).await?;
     let expected = client.ask(&case).await?;
     for _ in 0..20 {
@@ -45,13 +40,13 @@ async fn a_target_that_computes_nan_fails_no_request() -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_target_with_a_short_window_gets_only_requests_that_fit() -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;
-    cluster.add(WorkerKind::Target).await?;
+    cluster.add_plain_target(|_| ()).await?;
     let client = cluster.client().await?;
     let (long, short) = (case(300)?, case(8)?);
     let expected = [client.ask(&long).await?, client.ask(&short).await?];
     let usage = &expected[1].usage;
     let window = Some(usage.prompt_tokens + usage.completion_tokens + 8);
-    let limited = cluster.add_with(WorkerKind::Target, |config| config.max_model_len = window).await?;
+    let limited = cluster.add_plain_target(|config| config.max_model_len = window).await?;
     cluster.wait_known(&[&limited]).await?;
     // Concurrently, so that the least loaded target would be the one with the short window half of the time.
     let cases: Vec<Case> = [long, short].into_iter().cycle().take(12).collect();
@@ -66,9 +61,9 @@ async fn sequences_of_a_suspended_target_move_to_another_target() -> anyhow::Res
     let cluster = processes::start(|spec| spec.target_workers = 2).await?;
     let client = processes::client(&cluster).await?;
     processes::wait_known(&cluster, &["target-0", "target-1"]).await?;
-    let case = case(1_000)?;
-    let expected = client.ask(&case.with_k(0)).await?;
-    let mut stream = client.open(&case).await?;
+    let (long, short) = (case(1_000)?, case(40)?);
+    let expected = client.ask_plain(&[long.clone(), short.clone()], 1).await?;
+    let mut stream = client.open(&long).await?;
     stream.read_tokens(20).await?;
     let report = LanesReport::of(&cluster.admin_url("router")?).await?;
     let sequences = |name: &str| -> anyhow::Result<u64> {
@@ -77,13 +72,13 @@ async fn sequences_of_a_suspended_target_move_to_another_target() -> anyhow::Res
     let serving = if sequences("target-0")? > 0 { "target-0" } else { "target-1" };
     ensure!(sequences(serving)? > 0, "the text was over before its target could be stopped");
     processes::pause(&cluster, serving).await?;
-    stream.rest().await?.check_same(&case.name, &expected)?;
+    stream.rest().await?.check_same(&long.name, &expected[0])?;
     let outages = processes::metrics(&cluster, "router").await?.sum("outrider_target_outages_total");
     ensure!(outages > 0, "the router did not notice that {serving} was stopped");
     // With a stopped target new requests are answered too.
-    client.ask(&case).await?.check_same(&case.name, &expected)?;
+    client.ask(&short).await?.check_same(&short.name, &expected[1])?;
     cluster.signal(serving, Signal::SIGCONT)?;
-    client.ask(&case).await?.check_same(&case.name, &expected)?;
+    client.ask(&short).await?.check_same(&short.name, &expected[1])?;
     cluster.stop().await;
     Ok(())
 }
@@ -92,16 +87,16 @@ async fn sequences_of_a_suspended_target_move_to_another_target() -> anyhow::Res
 async fn a_target_that_shuts_down_finishes_its_sequences() -> anyhow::Result<()> {
     let mut cluster = processes::start(|_| ()).await?;
     let client = processes::client(&cluster).await?;
-    let case = case(1_000)?;
-    let expected = client.ask(&case.with_k(0)).await?;
-    let mut stream = client.open(&case).await?;
+    let (long, short) = (case(1_000)?, case(40)?);
+    let expected = client.ask_plain(&[long.clone(), short.clone()], 1).await?;
+    let mut stream = client.open(&long).await?;
     stream.read_tokens(20).await?;
     cluster.signal("target-0", Signal::SIGTERM)?;
-    stream.rest().await?.check_same(&case.name, &expected)?;
+    stream.rest().await?.check_same(&long.name, &expected[0])?;
     let exit = cluster.wait_exit("target-0").await?;
     ensure!(exit.status.is_some_and(|status| status.success()), "{}", exit.cause());
     cluster.restart("target-0").await?;
-    client.ask(&case).await?.check_same(&case.name, &expected)?;
+    client.ask(&short).await?.check_same(&short.name, &expected[1])?;
     cluster.stop().await;
     Ok(())
 }

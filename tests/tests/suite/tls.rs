@@ -33,8 +33,10 @@ async fn tls_on_every_connection_changes_no_text() -> anyhow::Result<()> {
         config.tls = Some(router_tls);
     })
     .await?;
-    let (_target, listen) = cluster.add_target_with_tls(workers.server(true)?).await?;
+    let tls = workers.server(true)?;
+    let target = cluster.add_plain_target(|config| config.tls = Some(tls)).await?;
 
+    let listen = target.grpc_address();
     let (https, http) = (format!("https://{listen}"), format!("http://{listen}"));
     let hint = refusal(&https, None).await?;
     ensure!(hint.contains("--worker-ca"), "no hint in: {hint}");
@@ -66,8 +68,9 @@ async fn workers_reject_a_certificate_for_another_name() -> anyhow::Result<()> {
     let workers = TestCa::new()?;
     let router_tls = workers.named_client()?;
     let cluster = Cluster::start(|config| config.worker_tls = Some(router_tls.into())).await?;
-    let (_target, listen) = cluster.add_target_with_tls(workers.server_for_named()?).await?;
-    let https = format!("https://{listen}");
+    let tls = workers.server_for_named()?;
+    let target = cluster.add_plain_target(|config| config.tls = Some(tls)).await?;
+    let https = format!("https://{}", target.grpc_address());
     refusal(&https, Some(workers.client()?)).await?;
     cluster.ready().await?;
     let case = Case::new("after a refusal", vec![7, 8, 9], 0.0);
@@ -81,8 +84,10 @@ async fn a_worker_may_be_known_by_its_name_instead_of_its_address() -> anyhow::R
     let workers = TestCa::new()?;
     let router_tls = workers.client()?.expecting(NAME);
     let cluster = Cluster::start(|config| config.worker_tls = Some(router_tls.into())).await?;
-    let (_target, listen) = cluster.add_target_with_tls(workers.named_server()?).await?;
-    let reason = refusal(&format!("https://{listen}"), Some(workers.client()?)).await?;
+    let tls = workers.named_server()?;
+    let target = cluster.add_plain_target(|config| config.tls = Some(tls)).await?;
+    let https = format!("https://{}", target.grpc_address());
+    let reason = refusal(&https, Some(workers.client()?)).await?;
     ensure!(reason.contains("certificate"), "no reason in: {reason}");
     cluster.ready().await?;
     cluster.stop().await

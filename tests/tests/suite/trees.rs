@@ -28,14 +28,14 @@ async fn trees_of_every_shape_change_no_token() -> anyhow::Result<()> {
     let (cluster, _target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
     let client = cluster.client().await?;
     let cases = covering_set(&PairText::load()?)?;
-    let alone = client.ask_by_name(&cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), 1).await?;
+    let expected = client.ask_plain(&cases, 1).await?;
     for (k, num_tokens) in SHAPES {
         let trees: Vec<Case> = cases.iter().map(|case| case.with_tree(k, num_tokens)).collect();
         // If other programs use the CPU, drafts are late and rounds plain: then repeat.
         until("drafts are larger than chains", async || {
             let answers = client.ask_by_name(&trees, CONCURRENCY).await?;
-            for (case, tree) in cases.iter().zip(&trees) {
-                answers[&tree.name].check_same(&tree.name, &alone[&case.with_k(0).name])?;
+            for (tree, expected) in trees.iter().zip(&expected) {
+                answers[&tree.name].check_same(&tree.name, expected)?;
             }
             let (rounds, drafted, _) = totals(answers.values());
             Ok(drafted > rounds * u64::from(k))
@@ -57,11 +57,9 @@ async fn trees_of_every_shape_change_no_token() -> anyhow::Result<()> {
 /// The text continues without its draft worker, and on another target, from KV left by trees.
 #[tokio::test(flavor = "multi_thread")]
 async fn losing_the_workers_of_a_tree_changes_no_token() -> anyhow::Result<()> {
-    for temperature in [0.0, 1.0] {
-        let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
-        let mut case = Case::new(format!("a long text at T = {temperature}"), prompt, temperature);
-        (case.max_tokens, case.ignore_eos) = (400, true);
-        let expected = plain_answers(std::slice::from_ref(&case), 1).await?.swap_remove(0);
+    let cases = [Case::long_text(0.0, 400)?, Case::long_text(1.0, 400)?];
+    let expected = plain_answers(&cases, 2).await?;
+    for (case, expected) in cases.iter().zip(&expected) {
         let cluster = Cluster::start(|_| ()).await?;
         let target = cluster.add_far(WorkerKind::Target).await?;
         let draft = cluster.add(WorkerKind::Draft).await?;
@@ -78,7 +76,7 @@ async fn losing_the_workers_of_a_tree_changes_no_token() -> anyhow::Result<()> {
         let second = cluster.add(WorkerKind::Target).await?;
         let _draft = cluster.add(WorkerKind::Draft).await?;
         let got = stream.rest().await?;
-        got.check_same(&case.name, &expected)?;
+        got.check_same(&case.name, expected)?;
         ensure!(second.steps().await? > 0, "the text ended before its target did");
         ensure!(totals(std::iter::once(&got)).1 > 0, "nothing was drafted");
         cluster.stop().await?;
@@ -90,9 +88,7 @@ async fn losing_the_workers_of_a_tree_changes_no_token() -> anyhow::Result<()> {
 async fn killing_a_draft_process_that_drafts_trees_changes_no_token() -> anyhow::Result<()> {
     let cluster = processes::start(|_| ()).await?;
     let client = processes::client(&cluster).await?;
-    let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
-    let mut case = Case::new("a long text", prompt, 1.0);
-    (case.max_tokens, case.ignore_eos) = (400, true);
+    let case = Case::long_text(1.0, 400)?;
     let expected = client.ask(&case.with_k(0)).await?;
     let tree = case.with_tree(4, 16);
     let short = Case { max_tokens: 12, ..tree.clone() };

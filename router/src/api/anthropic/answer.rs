@@ -6,6 +6,7 @@ use serde_json::value::RawValue;
 use speculation::FinishReason;
 
 use crate::api::functions::call_id;
+use crate::api::handler::unfinished;
 use crate::api::parsed_output::{OutputPart, ParsedOutput, PartEvent};
 use crate::api::sse::{EventEncoder, write_named_event};
 use crate::error::{Excess, RouterError};
@@ -196,8 +197,7 @@ impl EventEncoder for MessageEvents {
 
     fn on_end(&mut self, text: &TextStream, events: &mut Vec<u8>) {
         let Some(finish) = self.finish else {
-            let error = RouterError::Internal("the stream ended before its choice finished".into());
-            return self.on_error(text, &error, events);
+            return self.on_error(text, &unfinished(), events);
         };
         let StopReason { reason, sequence } =
             StopReason::new(finish, self.output.has_calls(), text.stop_string(0));

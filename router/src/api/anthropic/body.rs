@@ -6,14 +6,14 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 use super::blocks::Content;
-use crate::api::conversation::{ConversationBuilder, PromptEnd};
-use crate::api::disabled::is_disabled;
+use crate::api::conversation::ConversationBuilder;
+use crate::api::disabled::{is_disabled, refuse_fields};
 use crate::api::functions::ToolFormat;
 use crate::api::grammars::{FormatNames, grammar_from_format};
-use crate::api::handler::refuse_fields;
 use crate::api::integer;
 use crate::api::object::Object;
 use crate::api::speculation_settings::SpeculationSettings;
+use crate::api::template_variables::PromptEnd;
 use crate::error::RouterError;
 use crate::request::RawRequest;
 use crate::request::raw::{FieldNames, RawPrompt, RawSampling};

@@ -16,6 +16,7 @@ use self::answer::{ErrorMessage, Message, MessageEvents, StopReason};
 use self::body::{Body, MessageOptions};
 use super::buffered_response::buffered_response;
 use super::handler::{ApiFormat, BodyContext, collect_text, handle_request};
+use super::json::to_json;
 use super::parsed_output::ParsedOutput;
 use super::sse;
 use super::tokenizer_request::TokenizerRequest;
@@ -106,7 +107,6 @@ impl ApiFormat for Messages {
         let output = ParsedOutput::parse(&text.info().output, &output_text);
         let stop = StopReason::new(finish, output.has_calls(), text.stop_string(0));
         let message = Message::complete(text.info(), output.parts(), stop, &text.usage());
-        let json = serde_json::to_string(&message).expect("text, numbers and lists of them are serializable");
-        Ok(buffered_response(json, reservation))
+        Ok(buffered_response(to_json(&message), reservation))
     }
 }

@@ -17,11 +17,11 @@ use super::message::{Message, conversation};
 use super::shapes::{Content, LogitBias, Logprobs, Prompts, Stops};
 use super::structured::{GrammarFields, ResponseFormat, StructuredOutputs};
 use super::tools::CallField;
-use crate::api::conversation::{PromptEnd, checked_variables, set_reasoning_effort};
 use crate::api::functions::{ParsedTools, ToolFormat};
 use crate::api::integer;
 use crate::api::object::Object;
 use crate::api::speculation_settings::SpeculationSettings;
+use crate::api::template_variables::{PromptEnd, checked_variables, set_reasoning_effort};
 use crate::error::RouterError;
 use crate::request::Operation;
 use crate::request::raw::{FieldNames, RawRequest, RawSampling, RawSpeculation};
@@ -222,14 +222,11 @@ impl Body {
         let (logprobs, logprobs_name) = self.logprobs(operation)?;
         let (max_tokens, max_tokens_name) = self.max_tokens()?;
         let (mut tools, call_field) = self.take_tools()?;
+        let prompt_end = self.prompt_end();
         let (prompts, prompt_name) = match operation {
             Operation::Chat => {
                 let mut variables = checked_variables(self.chat_template_kwargs)?;
                 set_reasoning_effort(&mut variables, self.reasoning_effort);
-                let prompt_end = PromptEnd {
-                    add_generation_prompt: self.add_generation_prompt,
-                    continue_final_message: self.continue_final_message,
-                };
                 prompt_end.set(&mut variables)?;
                 tools.set_template_tools(&mut variables);
                 (conversation(self.messages, variables)?, "messages")
@@ -278,6 +275,13 @@ impl Body {
             ..RawRequest::default()
         };
         Ok((raw_request, CompletionOptions { call_field, ..options }))
+    }
+
+    fn prompt_end(&self) -> PromptEnd {
+        PromptEnd {
+            add_generation_prompt: self.add_generation_prompt,
+            continue_final_message: self.continue_final_message,
+        }
     }
 
     fn take_sampling(&mut self) -> RawSampling {

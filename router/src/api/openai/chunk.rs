@@ -1,7 +1,7 @@
 //! [`ChunkWriter`]: writes text deltas as OpenAI's chunks, each as one server-sent event.
 
 use serde::Serialize;
-use speculation::{FinishReason, TokenId};
+use speculation::TokenId;
 
 use super::body::{CompletionOptions, StreamingOptions};
 use super::chunk_choice::ChunkChoice;
@@ -12,6 +12,7 @@ use super::response::{
 };
 use super::tools::{CallField, FunctionBody, ToolCallBody};
 use crate::api::functions::call_id;
+use crate::api::json::SERIALIZABLE;
 use crate::api::output_deltas::{OutputDelta, OutputDeltas};
 use crate::api::sse::{EventEncoder, write_event};
 use crate::error::RouterError;
@@ -73,8 +74,7 @@ impl ChunkWriter {
             return;
         }
         let speculation = self.speculation(&delta);
-        let finish_reason: Option<&'static str> =
-            delta.finish.map(|reason: FinishReason| finish_reason_name(reason));
+        let finish_reason = delta.finish.map(finish_reason_name);
         let stop_reason = delta.finish.map(|_| text.stop_reason(delta.choice as usize));
         let has_logprobs = info.logprobs && !delta.tokens.is_empty();
         let token_ids = self.token_ids_of(&delta);
@@ -297,13 +297,6 @@ fn frame(envelope: &Envelope<'_, [(); 0]>) -> [Vec<u8>; 2] {
     let list = whole.windows(2).rposition(|pair| pair == b"[]").expect("a chunk has a list of choices");
     let suffix = whole.split_off(list + 1);
     [whole, suffix]
-}
-
-pub(super) const SERIALIZABLE: &str = "a response has only serializable values: string keys, numbers, text";
-
-/// Serializes as one line of JSON.
-pub(super) fn json<T: Serialize>(value: &T) -> String {
-    serde_json::to_string(value).expect(SERIALIZABLE)
 }
 
 #[cfg(test)]

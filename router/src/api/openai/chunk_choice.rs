@@ -3,8 +3,8 @@
 
 use serde::Serialize;
 
-use super::chunk::SERIALIZABLE;
 use super::response::{ChatChunkChoice, ChunkSpeculation, CompletionChoice};
+use crate::api::json::SERIALIZABLE;
 
 /// Writes the same JSON as its [`Serialize`] implementation.
 pub(super) trait ChunkChoice {

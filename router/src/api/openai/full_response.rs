@@ -5,11 +5,12 @@ use serde::Serialize;
 use speculation::{FinishReason, TokenId};
 
 use super::body::CompletionOptions;
-use super::chunk::json;
 use super::logprobs::{ChatLogprobs, CompletionLogprobs, PromptScores};
 use super::response::{AssistantMessage, ChatChoice, CompletionChoice, Envelope};
 use crate::api::buffered_response::buffered_response;
 use crate::api::functions::call_id;
+use crate::api::handler::unfinished;
+use crate::api::json::to_json;
 use crate::api::parsed_output::ParsedOutput;
 use crate::detokenize::OutputToken;
 use crate::error::RouterError;
@@ -118,7 +119,7 @@ fn chat(
     let prompt_tokens = first.map(|first| std::mem::take(&mut first.prompt_tokens));
     let prompt_logprobs = prompt_tokens.map(|tokens| PromptScores::new(vocabulary, tokens));
     let choice = |(index, choice): (usize, CompletedChoice)| {
-        let (index, finish) = (index as u32, finish_of(&choice)?);
+        let (index, finish) = (index as u32, choice.finish.ok_or_else(unfinished)?);
         let output = ParsedOutput::parse(&info.output, &choice.text);
         let id_of = |call| call_id("call_", &info.id, index, call);
         Ok(ChatChoice {
@@ -135,7 +136,7 @@ fn chat(
     if options.token_ids {
         envelope = envelope.with_prompt_token_ids(text.prompt_token_ids(0));
     }
-    Ok(json(&with_totals(envelope, text, options)))
+    Ok(to_json(&with_totals(envelope, text, options)))
 }
 
 fn completion(
@@ -148,7 +149,7 @@ fn completion(
         Ok(CompletionChoice {
             index: index as u32,
             logprobs: info.logprobs.then(|| CompletionLogprobs::new(vocabulary, &choice.tokens)),
-            finish_reason: Some(finish_reason_name(finish_of(&choice)?)),
+            finish_reason: Some(finish_reason_name(choice.finish.ok_or_else(unfinished)?)),
             stop_reason: text.stop_reason(index),
             token_ids: choice.token_ids,
             prompt_token_ids: options.token_ids.then(|| text.prompt_token_ids(index)),
@@ -160,7 +161,7 @@ fn completion(
         })
     };
     let choices: Result<Vec<_>, RouterError> = choices.into_iter().enumerate().map(choice).collect();
-    Ok(json(&with_totals(Envelope::new(info, "text_completion", choices?), text, options)))
+    Ok(to_json(&with_totals(Envelope::new(info, "text_completion", choices?), text, options)))
 }
 
 fn with_totals<'a, C: Serialize>(
@@ -171,9 +172,4 @@ fn with_totals<'a, C: Serialize>(
     let usage = text.usage();
     let envelope = envelope.with_usage(Some(&usage));
     if options.timings { envelope.with_timings(&usage, text.timings()) } else { envelope }
-}
-
-fn finish_of(choice: &CompletedChoice) -> Result<FinishReason, RouterError> {
-    let unfinished = || RouterError::Internal("the stream ended before its choice finished".into());
-    choice.finish.ok_or_else(unfinished)
 }

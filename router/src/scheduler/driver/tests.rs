@@ -108,7 +108,7 @@ impl Harness {
             speculation,
             prediction,
             unread: UnreadBytes::default(),
-            api_key,
+            fair_queue_key: api_key,
             may_expire,
             span: tracing::Span::none(),
         };

@@ -4,8 +4,7 @@
 use serde_json::Value;
 
 use super::Body;
-use crate::api::disabled::is_disabled;
-use crate::api::handler::refuse_fields;
+use crate::api::disabled::{is_disabled, refuse_fields};
 use crate::error::RouterError;
 use crate::request::Operation;
 

@@ -9,7 +9,7 @@ use super::body::{ResponseOptions, function_call_id};
 use super::custom_tools::input_of;
 use super::tools::{ClientTool, ClientTools};
 use crate::api::functions::unique_part;
-use crate::api::openai::response::{ASSISTANT, MetricsBody};
+use crate::api::openai::response::{ASSISTANT, MetricsBody, SpeculationBody};
 use crate::api::parsed_output::OutputPart;
 use crate::error::RouterError;
 use crate::pipeline::text_delta::ResponseInfo;
@@ -135,7 +135,7 @@ struct ResponseUsage {
     output_tokens: u64,
     output_tokens_details: OutputDetails,
     total_tokens: u64,
-    speculation: crate::api::openai::response::SpeculationBody,
+    speculation: SpeculationBody,
 }
 
 #[derive(Debug, Serialize)]
@@ -295,11 +295,6 @@ impl<'a> ResponseObject<'a> {
             seed: info.seed as i64,
             metrics: usage.and_then(MetricsBody::from_usage),
         }
-    }
-
-    /// Serializes as one line of JSON.
-    pub(super) fn to_json(&self) -> String {
-        serde_json::to_string(self).expect("text, numbers and lists of them are serializable")
     }
 }
 

@@ -9,16 +9,17 @@ use super::input::read_item;
 use super::input_items;
 use super::references::resolve;
 use super::tools::{ClientTools, as_functions};
-use crate::api::conversation::{ConversationBuilder, set_reasoning_effort};
-use crate::api::disabled::is_disabled;
+use crate::api::conversation::ConversationBuilder;
+use crate::api::disabled::{is_disabled, refuse_fields, unsupported};
 use crate::api::functions::{ToolFormat, call_id};
-use crate::api::handler::refuse_fields;
 use crate::api::integer;
+use crate::api::json::to_json;
 use crate::api::object::Object;
 use crate::api::openai::shapes::Stops;
 use crate::api::openai::structured::TextFormat;
 use crate::api::parsed_output::OutputPart;
 use crate::api::speculation_settings::SpeculationSettings;
+use crate::api::template_variables::set_reasoning_effort;
 use crate::error::RouterError;
 use crate::pipeline::response_store::{ResponseStore, StoredResponse};
 use crate::request::RawRequest;
@@ -119,7 +120,7 @@ impl Reasoning {
             [("reasoning.summary", self.summary), ("reasoning.generate_summary", self.generate_summary)]
         {
             if summary.is_some_and(|summary| summary != "auto") {
-                return Err(RouterError::invalid(field, format!("{field} is not supported: leave it out")));
+                return Err(unsupported(field));
             }
         }
         Ok(self.effort)
@@ -261,7 +262,7 @@ impl Body {
             drop_oldest_items,
             isolation_key,
             conversation,
-            input: if self.store == Some(false) { String::new() } else { input_items::to_json(&input) },
+            input: if self.store == Some(false) { String::new() } else { to_json(&input) },
         };
         options.check_num_values()?;
         Ok((raw_request, options))
@@ -309,7 +310,7 @@ impl Body {
     }
 }
 
-/// The conversation behind the instructions, which apply to this response only: later ones do not inherit them.
+/// The conversation behind the instructions. These apply to one response: later ones do not inherit them.
 fn with_instructions(
     instructions: Option<&str>,
     conversation: &[ConversationMessage],
@@ -350,10 +351,9 @@ fn read_conversation(
 
 /// Returns the format requested by `text`.
 fn read_text(text: Option<Object<TextConfig>>) -> Result<Value, RouterError> {
-    let Object(TextConfig { format, verbosity }) = text.unwrap_or(Object(TextConfig::default()));
+    let TextConfig { format, verbosity } = text.map(|Object(text)| text).unwrap_or_default();
     if verbosity.is_some_and(|verbosity| verbosity != "medium") {
-        let field = "text.verbosity";
-        return Err(RouterError::invalid(field, format!("{field} is not supported: leave it out")));
+        return Err(unsupported("text.verbosity"));
     }
     Ok(format.unwrap_or_else(|| json!({ "type": "text" })))
 }

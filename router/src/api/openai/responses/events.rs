@@ -7,6 +7,8 @@ use speculation::FinishReason;
 use super::answer::{Content, Item, ItemKind, ResponseObject, ResponseState, item_id, item_status};
 use super::body::ResponseOptions;
 use super::custom_tools::input_of;
+use crate::api::handler::unfinished;
+use crate::api::json::to_json;
 use crate::api::parsed_output::{OutputPart, ParsedOutput, PartEvent};
 use crate::api::sse::{EventEncoder, write_named_event};
 use crate::error::RouterError;
@@ -172,8 +174,7 @@ impl EventEncoder for ResponseEvents {
 
     fn on_end(&mut self, text: &TextStream, events: &mut Vec<u8>) {
         let Some(finish) = self.finish else {
-            let error = RouterError::Internal("the stream ended before its choice finished".into());
-            return self.on_error(text, &error, events);
+            return self.on_error(text, &unfinished(), events);
         };
         let (parts, usage) = (self.output.parts(), text.usage());
         let response = ResponseObject::new(
@@ -181,7 +182,7 @@ impl EventEncoder for ResponseEvents {
             text.info(),
             ResponseState::Ended { parts, finish, usage: &usage },
         );
-        self.options.store(&self.responses, &self.response_id, parts, &response.to_json());
+        self.options.store(&self.responses, &self.response_id, parts, &to_json(&response));
         let name = match finish {
             FinishReason::Stop => "response.completed",
             FinishReason::Length => "response.incomplete",

@@ -12,6 +12,7 @@ use super::stored_response;
 use crate::api::buffered_response::buffered_response;
 use crate::api::functions::unique_part;
 use crate::api::incoming::{authenticate, invalid_query, unsupported_parameter};
+use crate::api::json::to_json;
 use crate::api::pages::{Page, PageRequest, Parameters, read_limit};
 use crate::api::path_text::PathText;
 use crate::error::RouterError;
@@ -61,8 +62,7 @@ pub(in crate::api) async fn list(
         data: &items,
         has_more,
     };
-    let json = serde_json::to_string(&page).expect("text, numbers and lists of them are serializable");
-    Ok(buffered_response(json, reservation))
+    Ok(buffered_response(to_json(&page), reservation))
 }
 
 /// Returns the page to send, and whether the first item comes first; the last one does by default.
@@ -87,11 +87,6 @@ fn read_parameters(parameters: &[(String, String)]) -> Result<(PageRequest<'_>, 
 
 fn id_of(item: &Item) -> &str {
     item.get("id").and_then(Value::as_str).unwrap_or_default()
-}
-
-/// Items as JSON, the form in which a store keeps them.
-pub(super) fn to_json(items: &[Item]) -> String {
-    serde_json::to_string(items).expect("JSON values are serializable")
 }
 
 /// Adds what a client may leave out.

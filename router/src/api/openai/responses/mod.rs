@@ -27,6 +27,7 @@ use self::events::ResponseEvents;
 use crate::api::buffered_response::buffered_response;
 use crate::api::handler::{ApiFormat, BodyContext, collect_text, handle_request};
 use crate::api::incoming::{authenticate, invalid_query, unsupported_parameter};
+use crate::api::json::to_json;
 use crate::api::pages::Parameters;
 use crate::api::parsed_output::ParsedOutput;
 use crate::api::path_text::PathText;
@@ -190,7 +191,7 @@ impl ApiFormat for Responses {
         let usage = text.usage();
         let output = ParsedOutput::parse(&text.info().output, &output_text);
         let response_state = ResponseState::Ended { parts: output.parts(), finish, usage: &usage };
-        let json = ResponseObject::new(&options, text.info(), response_state).to_json();
+        let json = to_json(&ResponseObject::new(&options, text.info(), response_state));
         options.store(&state.responses, &text.info().id, output.parts(), &json);
         Ok(buffered_response(json, reservation))
     }
