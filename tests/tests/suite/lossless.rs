@@ -91,7 +91,7 @@ async fn every_token_equals_the_one_drawn_by_the_oracle() -> anyhow::Result<()> 
     cases.sort_by_key(|case| case.prompt_ids.len());
     let longest = cases.pop().context("no case")?;
     ensure!(longest.prompt_ids.len() > 200, "{} ids are no long prompt", longest.prompt_ids.len());
-    let mut cases: Vec<Case> = cases.iter().map(|case| case.with_prompt_tail(40)).collect();
+    let mut cases: Vec<Case> = cases.iter().map(|case| case.with_prompt_tail(60)).collect();
     cases.push(longest);
     let answers = client.ask_by_name(&cases, CONCURRENCY).await?;
     for case in &cases {
