@@ -16,7 +16,7 @@ use crate::llama::Llama;
 use crate::model_config::ModelConfig;
 use crate::numerics_id::NumericsClass;
 use crate::options::LoadOptions;
-use crate::rank::{Rank, Runner, SingleRankRunner, panic_message};
+use crate::rank::{Rank, Runner, SingleRankRunner, on_threads};
 use crate::rank_group::RankGroup;
 use crate::shard::Shard;
 use crate::weights::{ModelSpec, TensorSource};
@@ -206,16 +206,5 @@ fn load_shards<B: Backend>(
             })
             .collect();
     }
-    std::thread::scope(|scope| {
-        let load = &load;
-        let loading: Vec<_> =
-            ranks.map(|(shard, backend)| scope.spawn(move || load(shard, backend, None))).collect();
-        let loaded = loading.into_iter().enumerate().map(|(rank, loading)| {
-            let lost = |panic: Box<dyn std::any::Any + Send>| {
-                Err(EngineError::RankLost { rank, reason: panic_message(panic.as_ref()) })
-            };
-            loading.join().unwrap_or_else(lost)
-        });
-        loaded.collect()
-    })
+    on_threads(ranks, |_, (shard, backend)| load(shard, backend, None))
 }

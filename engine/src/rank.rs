@@ -200,6 +200,26 @@ impl Runner for SingleRankRunner {
     }
 }
 
+/// Runs a job for each rank, each on a thread of its own, and returns what the jobs return, in order of rank. A
+/// panic is that rank's error.
+pub(crate) fn on_threads<T: Send, R: Send>(
+    ranks: impl IntoIterator<Item = T>,
+    run: impl Fn(usize, T) -> Result<R, EngineError> + Sync,
+) -> Result<Vec<R>, EngineError> {
+    std::thread::scope(|scope| {
+        let run = &run;
+        let threads: Vec<_> =
+            ranks.into_iter().enumerate().map(|(rank, of)| scope.spawn(move || run(rank, of))).collect();
+        let joined = threads.into_iter().enumerate().map(|(rank, thread)| {
+            thread.join().unwrap_or_else(|panic| {
+                Err(EngineError::RankLost { rank, reason: panic_message(panic.as_ref()) })
+            })
+        });
+        // All are joined before the first error is returned: the scope would pass on a panic of the others.
+        joined.collect::<Vec<_>>().into_iter().collect()
+    })
+}
+
 /// Returns the message of a rank's panic.
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let message = panic.downcast_ref::<String>().map(String::as_str);
@@ -262,5 +282,17 @@ mod tests {
             assert_eq!(rank.forward(&[rows], &draws).unwrap_err().to_string(), error, "lost for good");
             assert_eq!(rank.grow_kv(1).unwrap_err().to_string(), error);
         }
+    }
+
+    #[test]
+    fn jobs_of_ranks_end_in_order_and_a_panic_names_its_rank() {
+        let numbers = on_threads([3, 2, 1], |rank, number| Ok(10 * rank + number));
+        assert_eq!(numbers.unwrap(), [3, 12, 21]);
+        let lost = on_threads([false, true, true], |rank, panics| {
+            assert!(!panics, "rank {rank} has no memory");
+            Ok(())
+        });
+        let error = lost.unwrap_err().to_string();
+        assert!(error.contains("rank 1 has no memory"), "{error}");
     }
 }

@@ -10,7 +10,7 @@ use super::executor::{Executor, Tensor};
 use super::kv_budget::PASS_LIMITS;
 use super::{CudaDevice, CudaError};
 use crate::EngineError;
-use crate::rank::panic_message;
+use crate::rank::on_threads;
 use crate::shard::Shard;
 use crate::weights::{LinearFormat, ModelSpec};
 
@@ -46,16 +46,8 @@ fn library_matrices(model: &ModelSpec, shard: Shard) -> Vec<LibraryMatrix> {
 /// Warms up the devices of a model's ranks, side by side.
 pub(super) fn warm_up(devices: &mut [CudaDevice], model: &ModelSpec) -> Result<(), EngineError> {
     let shards = Shard::all(devices.len(), &model.config)?;
-    std::thread::scope(|scope| {
-        let ranks = devices.iter_mut().zip(shards);
-        let threads: Vec<_> = ranks
-            .map(|(device, shard)| scope.spawn(move || run_once(device, &library_matrices(model, shard))))
-            .collect();
-        threads.into_iter().enumerate().try_for_each(|(rank, thread)| match thread.join() {
-            Ok(done) => done.map_err(EngineError::from),
-            Err(panic) => Err(EngineError::RankLost { rank, reason: panic_message(panic.as_ref()) }),
-        })
-    })
+    let ranks = devices.iter_mut().zip(shards);
+    on_threads(ranks, |_, (device, shard)| Ok(run_once(device, &library_matrices(model, shard))?)).map(drop)
 }
 
 /// Finds the algorithms for all products that the library computes of these matrices, and computes one

@@ -13,7 +13,7 @@ use crate::cuda::device::{CudaDevice, CudaMemory};
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::sum_ranks;
 use crate::cuda::ranks::{Exchange, NcclExchange, NcclLibrary, Readers, SumPhases, connect, use_peers};
-use crate::rank::panic_message;
+use crate::rank::on_threads;
 
 /// Compares both ways on the first `count` GPUs, for rows of a 70B model. Returns whether they ran, which
 /// needs GPUs that access each other's memory.
@@ -34,7 +34,7 @@ pub(super) fn peer_sums(
         report.skipped(&format!("sums over peer pointers of {count} gpus"), why);
         return Ok(false);
     }
-    let ranks: Vec<(CudaDevice, NcclExchange)> = devices.into_iter().zip(ends).collect();
+    let ranks = devices.into_iter().zip(ends);
     let run = |rank: usize, (device, end): (CudaDevice, NcclExchange)| {
         let mut sums = RankSums { end, device, rank, ranks: count, repeats };
         let compared = rows.iter().map(|rows| sums.compare(rows * width)).collect::<Result<Vec<_>, _>>();
@@ -43,16 +43,7 @@ pub(super) fn peer_sums(
         // Connected until all ranks are done.
         Ok::<_, EngineError>((sums, compared))
     };
-    let of_ranks = std::thread::scope(|scope| {
-        let run = &run;
-        let threads: Vec<_> =
-            ranks.into_iter().enumerate().map(|(rank, ends)| scope.spawn(move || run(rank, ends))).collect();
-        let joined = threads.into_iter().enumerate().map(|(rank, thread)| match thread.join() {
-            Ok(compared) => compared,
-            Err(panic) => Err(EngineError::RankLost { rank, reason: panic_message(panic.as_ref()) }),
-        });
-        joined.collect::<Result<Vec<_>, EngineError>>()
-    })?;
+    let of_ranks = on_threads(ranks, run)?;
     for (i, rows) in rows.iter().enumerate() {
         let Compared { peers_us, nccl_us, .. } = of_ranks[0].1[i];
         let are_equal = of_ranks.iter().all(|(_, compared)| compared[i].are_equal);
