@@ -14,7 +14,7 @@ mkdir -p "$DIR/models"
 LD_LIBRARY_PATH="$(deploy/nvrtc.sh):${LD_LIBRARY_PATH:-}" "$BUILD_DIR/examples/kernels_check" --write "$DIR/kernels" >"$DIR/kernels.txt"
 strip -o "$DIR/gpu_check" "$BUILD_DIR/examples/gpu_check"
 cp -r models/demo/draft models/demo/target "$DIR/models"
-cp deploy/gpu-peer.py "$DIR/peer.py"
+cp deploy/gpu-peer.py deploy/gpu-peer-vllm.py "$DIR"
 git rev-parse HEAD >"$DIR/commit"
 cat >"$DIR/run.sh" <<'RUN'
 #!/usr/bin/env bash
@@ -29,7 +29,7 @@ shift
   nproc
   nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv
 } 2>&1 | tee "$report"
-exec "$bundle/gpu_check" --kernels "$bundle/kernels" --models "$bundle/models" --peer "$bundle/peer.py" --out "$report" "$@"
+exec "$bundle/gpu_check" --kernels "$bundle/kernels" --models "$bundle/models" --peers "$bundle" --out "$report" "$@"
 RUN
 chmod +x "$DIR/run.sh"
 du -sh "$DIR" | sed 's/\t/ in /'

@@ -1,13 +1,13 @@
 //! `make gpu-check`: on a machine with a GPU, checks correctness and measures times
 //! (`engine::cuda::gpu_check`). Without a GPU it prints one line and fails.
 //!
-//!     gpu_check [--device N] [--kernels DIR] [--models DIR] [--peer FILE] [--minutes M] [--out FILE]
+//!     gpu_check [--device N] [--kernels DIR] [--models DIR] [--peers DIR] [--minutes M] [--out FILE]
 //!               [--clusters] [--dry]
 //!         [SECTION ..]
 //!
 //! N is the driver's device number [0]. `--kernels` is a folder of compiled kernels [compiled at start, which
-//! needs NVRTC]. `--models` holds `draft` and `target` [models/demo]. `--peer` is the path of gpu-peer.py
-//! [deploy/gpu-peer.py]. After M minutes the current section is stopped and no other starts [9]. `--out`
+//! needs NVRTC]. `--models` holds `draft` and `target` [models/demo]. `--peers` is the folder of
+//! gpu-peer.py and gpu-peer-vllm.py [deploy]. After M minutes the current section is stopped and no other starts [9]. `--out`
 //! appends the report to FILE as well, line by line. `--clusters` lets blocks of products share operands, as
 //! workers do not yet. `--dry` uses sizes for a host that emulates the device,
 //! with the draft in place of both models.
@@ -60,8 +60,8 @@ fn fail(reason: &str) -> ExitCode {
 impl Options {
     fn parse(args: &[String]) -> Result<Self, String> {
         let models = PathBuf::from("models/demo");
-        let (pair, peer) = ((models.clone(), models), PathBuf::from("deploy/gpu-peer.py"));
-        let target = CheckTarget { ordinal: 0, kernels: None, pair, peer, is_dry: false, clusters: false };
+        let (pair, peers) = ((models.clone(), models), PathBuf::from("deploy"));
+        let target = CheckTarget { ordinal: 0, kernels: None, pair, peers, is_dry: false, clusters: false };
         let time = 9 * 60 * SECOND;
         let mut options = Self { target, sections: Vec::new(), time, out: None, in_process: false };
         let mut args = args.iter();
@@ -78,7 +78,7 @@ impl Options {
                 }
                 "--kernels" => options.target.kernels = Some(value()?.into()),
                 "--models" => options.target.pair = (value()?.into(), PathBuf::new()),
-                "--peer" => options.target.peer = value()?.into(),
+                "--peers" => options.target.peers = value()?.into(),
                 "--out" => options.out = Some(value()?.into()),
                 "--clusters" => options.target.clusters = true,
                 "--dry" => options.target.is_dry = true,
@@ -93,7 +93,7 @@ impl Options {
         let target_name = if options.target.is_dry { "draft" } else { "target" };
         options.target.pair = (models.join("draft"), models.join(target_name));
         if options.sections.is_empty() {
-            options.sections = Section::ALL.to_vec();
+            options.sections = Section::ALL.into_iter().filter(|section| section.is_default()).collect();
         }
         Ok(options)
     }
@@ -156,12 +156,12 @@ fn run_section(
     left: Duration,
     report: &mut ReportWriter,
 ) -> Result<Option<String>, String> {
-    let CheckTarget { ordinal, kernels, pair, peer, is_dry, clusters } = &options.target;
+    let CheckTarget { ordinal, kernels, pair, peers, is_dry, clusters } = &options.target;
     let this = std::env::current_exe().map_err(to_message)?;
     let models = pair.0.parent().unwrap_or(&pair.0);
     let mut command = Command::new(this);
     command.args([IN_PROCESS, section.name(), "--device", &ordinal.to_string(), "--models"]).arg(models);
-    command.arg("--peer").arg(peer);
+    command.arg("--peers").arg(peers);
     if let Some(dir) = kernels {
         command.arg("--kernels").arg(dir);
     }

@@ -10,6 +10,7 @@ mod decode;
 mod library;
 mod models;
 mod peer_sums;
+mod peers;
 mod products;
 mod ranks;
 mod roofline;
@@ -33,8 +34,8 @@ pub struct CheckTarget {
     pub kernels: Option<PathBuf>,
     /// Checkpoints of a draft and its target.
     pub pair: (PathBuf, PathBuf),
-    /// The script that runs the same pair with transformers.
-    pub peer: PathBuf,
+    /// Folder of the scripts that run other programs [deploy].
+    pub peers: PathBuf,
     /// Whether this is a dry run on the host driver, with small sizes.
     pub is_dry: bool,
     /// Whether products share operands in clusters.
@@ -142,11 +143,13 @@ pub enum Section {
     Decode8bInt8,
     /// Times of steps of Llama 3 70B, int8.
     Decode70bInt8,
+    /// The steps of the roofline section with vLLM.
+    Vllm,
 }
 
 impl Section {
     /// All sections, in order.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Device,
         Self::Kernels,
         Self::Models,
@@ -162,6 +165,7 @@ impl Section {
         Self::Decode8bInt8,
         Self::Decode70bInt8,
         Self::Profile,
+        Self::Vllm,
     ];
 
     /// Name on the command line.
@@ -182,11 +186,12 @@ impl Section {
             Self::Decode8bInt8 => "decode-8b-int8",
             Self::Decode70bInt8 => "decode-70b-int8",
             Self::Profile => "profile",
+            Self::Vllm => "vllm",
         }
     }
 
-    /// Seconds on an H100 or H200: measured on an H200, except for products, decode, speculation and peer,
-    /// which are estimates. All sections together fill the nine minutes of a run.
+    /// Seconds on an H100 or H200: measured on an H200, except for products, decode, speculation, peer and
+    /// vllm, which are estimates. The default sections together fill the nine minutes of a run.
     pub fn budget_seconds(self) -> u64 {
         match self {
             Self::Device | Self::Graphs | Self::Models | Self::Text => 5,
@@ -199,7 +204,13 @@ impl Section {
             Self::Speculation => 70,
             Self::Decode8bBf16 => 80,
             Self::Roofline => 100,
+            Self::Vllm => 300,
         }
+    }
+
+    /// Whether it runs without being named. Loading vLLM twice takes minutes.
+    pub fn is_default(self) -> bool {
+        self != Self::Vllm
     }
 
     /// The section with this name.
@@ -219,7 +230,8 @@ impl Section {
             Self::Products => products::products(target, report),
             Self::Library => library::library(target, report),
             Self::Speculation => speculation::speculation(target, report),
-            Self::Peer => speculation::peer(target, report),
+            Self::Peer => peers::transformers(target, report),
+            Self::Vllm => peers::vllm(target, report),
             Self::Roofline => roofline::roofline(target, report),
             Self::Profile => roofline::profile(target, report),
             Self::Decode8bBf16 => decode::decode(target, decode::LLAMA_8B_BF16, report),

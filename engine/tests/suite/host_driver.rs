@@ -13,8 +13,8 @@ use crate::small_model::write_small_model;
 use crate::support::demo_dir;
 
 fn target(kernels: &Path, pair: (PathBuf, PathBuf)) -> CheckTarget {
-    let peer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/gpu-peer.py");
-    CheckTarget { ordinal: 0, kernels: Some(kernels.to_owned()), pair, peer, is_dry: true, clusters: true }
+    let peers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy");
+    CheckTarget { ordinal: 0, kernels: Some(kernels.to_owned()), pair, peers, is_dry: true, clusters: true }
 }
 
 /// Runs sections with a small target of two layers and a draft that is its first layer; returns the lines

@@ -10,6 +10,7 @@ mod fp8;
 mod golden;
 mod host_driver;
 mod limits;
+mod peers;
 mod prefixes;
 mod quantized;
 mod small_model;

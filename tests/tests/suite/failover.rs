@@ -136,12 +136,16 @@ async fn a_sequence_at_the_end_of_the_drafts_window_does_not_affect_others() -> 
         (client.ask(&long.with_k(0)).await?, client.ask(&neighbour.with_k(0)).await?);
     let mut stream = client.open(&long).await?;
     stream.read_tokens(20).await?;
+    // On a busy machine all drafts of one neighbour may be late.
+    let mut drafted = 0;
     for _ in 0..8 {
         let beside = client.ask(&neighbour).await?;
         beside.check_same(&neighbour.name, &alone)?;
         let used = beside.speculation();
-        ensure!(used.disabled_reason != "draft_refused" && used.draft_tokens > 0, "{used:?}");
+        ensure!(used.disabled_reason != "draft_refused", "{used:?}");
+        drafted += used.draft_tokens;
     }
+    ensure!(drafted > 0, "the neighbours got no drafts");
     let rest = stream.rest().await?;
     rest.check_same(&long.name, &expected_long)?;
     ensure!(rest.speculation().disabled_reason == "draft_refused", "it never reached the window's end");

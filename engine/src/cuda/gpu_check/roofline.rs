@@ -23,16 +23,16 @@ const PROMPT_AIM: f64 = 1.6;
 /// Rows of a forward that extends a context.
 const FILL_ROWS: usize = 2048;
 /// Verify rows per sequence.
-const VERIFY_ROWS: usize = 5;
+pub(super) const VERIFY_ROWS: usize = 5;
 /// Layers of the model whose steps are profiled: every layer launches the same kernels.
 const PROFILED_LAYERS: usize = 2;
 
 /// Sizes of one run.
-struct Sizes {
-    contexts: [usize; 3],
+pub(super) struct Sizes {
+    pub(super) contexts: [usize; 3],
     /// Sequences of the verify steps, ascending.
-    sequences: [usize; 2],
-    prompt_rows: usize,
+    pub(super) sequences: [usize; 2],
+    pub(super) prompt_rows: usize,
     /// Maximum sequence length; attention's workspace grows with it.
     max_len: u32,
     /// Number of timed repetitions of a step.
@@ -50,7 +50,7 @@ const DRY: Sizes =
     Sizes { contexts: [20, 60, 130], sequences: [2, 3], prompt_rows: 70, max_len: 512, repetitions: 1 };
 
 impl Sizes {
-    fn of(target: &CheckTarget) -> Self {
+    pub(super) fn of(target: &CheckTarget) -> Self {
         if target.is_dry { DRY } else { FULL }
     }
 }

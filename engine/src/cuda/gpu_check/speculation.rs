@@ -6,7 +6,6 @@
 //! share of them is replaced by the right ids.
 
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Instant;
 
 use speculation::noise::{Noise, Purpose};
@@ -20,15 +19,15 @@ use crate::{Engine, EngineError, WeightFormat};
 
 /// Ids of the prompt, ids drawn after it, and drafted ids per round.
 #[derive(Debug, Clone, Copy)]
-struct Sizes {
-    prompt: usize,
-    drawn: usize,
-    drafted: usize,
+pub(super) struct Sizes {
+    pub(super) prompt: usize,
+    pub(super) drawn: usize,
+    pub(super) drafted: usize,
 }
 
-const PAIR: Sizes = Sizes { prompt: 100, drawn: 200, drafted: 4 };
+pub(super) const PAIR: Sizes = Sizes { prompt: 100, drawn: 200, drafted: 4 };
 const LARGE: Sizes = Sizes { prompt: 64, drawn: 96, drafted: 4 };
-const DRY: Sizes = Sizes { prompt: 6, drawn: 7, drafted: 2 };
+pub(super) const DRY: Sizes = Sizes { prompt: 6, drawn: 7, drafted: 2 };
 /// Shares of guesses that are replaced by the right ids, for drafts with random weights.
 const ACCEPTANCE_RATES: [f64; 3] = [0.6, 0.8, 0.9];
 
@@ -174,26 +173,4 @@ impl Text {
         let is_right = Noise { seed: 9, choice: 0 }.uniform(position as u32, 0, Purpose::Accept) < share;
         if is_right { right } else { u32::from(right == 0) }
     }
-}
-
-/// Runs the bundled pair with transformers, if it is installed, and prints the script's own lines.
-pub(super) fn peer(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
-    let sizes = if target.is_dry { DRY } else { PAIR };
-    let (case, number) = ("transformers with assistant_model", |number: usize| number.to_string());
-    let command = Command::new("python3")
-        .arg(&target.peer)
-        .args([&target.pair.1, &target.pair.0])
-        .args(["--tokens", &number(sizes.drawn), "--drafted", &number(sizes.drafted)])
-        .args(["--prompt", &number(sizes.prompt), "--device"])
-        .arg(if target.is_dry { "cpu".to_owned() } else { format!("cuda:{}", target.ordinal) })
-        .output();
-    match command {
-        Err(error) => report.skipped(case, format!("python3: {error}")),
-        Ok(output) if !output.status.success() => {
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            report.skipped(case, said.lines().last().unwrap_or("no output"));
-        }
-        Ok(output) => String::from_utf8_lossy(&output.stdout).lines().for_each(|line| report.say(line)),
-    }
-    Ok(())
 }
