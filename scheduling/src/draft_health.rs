@@ -161,7 +161,8 @@ impl DraftHealth {
         if !is_silent || self.outage.is_some() {
             return false;
         }
-        let wait = now.saturating_sub(requested_at).max(MIN_WAIT);
+        // Longer than any deadline if the router itself did not run; the worker is not to blame for that.
+        let wait = now.saturating_sub(requested_at).clamp(MIN_WAIT, MAX_WAIT);
         self.outage = Some(Outage { since: now, wait, probe_at: now + wait, probe_wait: wait });
         self.outages += 1;
         true
@@ -253,6 +254,16 @@ mod tests {
         health.answered(ms(20_000));
         assert_eq!(access(&health, 20_000), Access::Wait);
         assert!(!health.should_reassign(ms(30_000)));
+    }
+
+    #[test]
+    fn a_router_that_was_suspended_prolongs_no_outage() {
+        let mut health = answering(&[40; 50]);
+        assert!(health.deadline_missed(ms(10_000), ms(70_000)));
+        let out_until = ms(70_000) + MAX_WAIT;
+        assert_eq!(health.access(out_until - ms(1)), Access::Skip);
+        assert_eq!(health.access(out_until), Access::Probe);
+        assert!(!health.should_reassign(out_until - ms(1)) && health.should_reassign(out_until));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! In the order used by a `main`: [`config`] (file, then environment, then flags), [`telemetry`] (logs and
 //! traces), [`shutdown`] (the [`Lifetime`](shutdown::Lifetime) of all tasks), [`metrics`], [`health`] (live,
 //! ready, draining), [`discovery`] (workers and their addresses), [`accept`] (incoming connections, within
-//! the process's [`descriptors`]) and [`process`] (all of it in order).
+//! the process's [`descriptors`]) and [`process`] (all of it in order). [`unix_time`] is the time of day.
 //!
 //! This crate must never know models, tokens or sequences: facts about a worker pass through it as opaque
 //! JSON.
@@ -25,5 +25,6 @@ pub mod secret;
 pub mod shutdown;
 pub mod telemetry;
 pub mod tls;
+pub mod unix_time;
 
 mod toml_file;

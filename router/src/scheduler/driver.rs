@@ -17,6 +17,7 @@ use proto::v1;
 use scheduling::scheduler::events::{ClientEvent, Drain, Frame, NewSequence, Prompt, StepTiming};
 use scheduling::scheduler::lanes::{LaneKey, TemperatureBand};
 use scheduling::scheduler::{Command, Event, Scheduler, SchedulerConfig, WorkerKey};
+use scheduling::target_health::MIN_SILENCE;
 use service::health::Health;
 use service::shutdown::Lifetime;
 use speculation::{Role, SequenceId, SequenceSpec};
@@ -50,6 +51,9 @@ pub struct Driver {
     scheduler: Scheduler,
     /// Event times are measured from here.
     started_at: Instant,
+    /// Until when workers' streams are read before a deadline that this thread missed itself; see
+    /// [`Driver::fire_deadlines`].
+    reads_until: Option<Duration>,
     next_sequence: u64,
     cancelled: FuturesUnordered<Cancelled>,
     health: Health,
@@ -73,6 +77,7 @@ impl Driver {
         Self {
             scheduler: Scheduler::new(config),
             started_at: Instant::now(),
+            reads_until: None,
             next_sequence: 1,
             cancelled: FuturesUnordered::new(),
             health,
@@ -122,8 +127,8 @@ impl Driver {
                 Some(reply_tx) = inbox.report_requests.recv() => drop(reply_tx.send(self.scheduler.report())),
                 // An operator drains a worker, starts or undoes a rollout.
                 Some(order) = inbox.orders.recv() => self.on_order(self.now(), order),
-                // Deadlines.
-                () = &mut timer => self.on_event(self.now(), Event::Timer),
+                // Deadlines, which `take_waiting` handles after everything that arrived.
+                () = &mut timer => {}
             }
             self.take_waiting(&mut inbox);
             self.on_event(self.now(), Event::Dispatch);
@@ -156,13 +161,30 @@ impl Driver {
         if let Ok(order) = inbox.orders.try_recv() {
             self.on_order(self.now(), order);
         }
-        if self.scheduler.next_wakeup().is_some_and(|at| at <= self.now()) {
-            self.on_event(self.now(), Event::Timer);
+        self.fire_deadlines();
+    }
+
+    /// Passes in the deadlines that are over. If this thread did not run when the first of them passed (its
+    /// process was suspended, or the machine paused), what the workers sent meanwhile is read first: those
+    /// that answered in time must not count as late. How long it reads, and from which lateness on, is as for
+    /// silent targets ([`scheduling::target_health::TargetHealth::check_silence`]).
+    fn fire_deadlines(&mut self) {
+        let (now, read_time) = (self.now(), MIN_SILENCE / 2);
+        let Some(due) = self.scheduler.next_wakeup().filter(|at| *at <= now) else {
+            self.reads_until = None;
+            return;
+        };
+        let wait = if now - due < read_time { Duration::ZERO } else { read_time };
+        let until = *self.reads_until.get_or_insert(now + wait);
+        if until <= now {
+            self.reads_until = None;
+            self.on_event(now, Event::Timer);
         }
     }
 
     fn wake_at(&mut self, flush_retry_after: Option<Duration>) -> Instant {
-        let timer = self.scheduler.next_wakeup().map(|at| self.started_at + at);
+        let reads_until = self.reads_until.unwrap_or_default();
+        let timer = self.scheduler.next_wakeup().map(|at| self.started_at + at.max(reads_until));
         let flush = flush_retry_after.map(|wait| Instant::now() + wait);
         timer.into_iter().chain(flush).min().unwrap_or_else(|| Instant::now() + IDLE_INTERVAL)
     }
@@ -272,7 +294,7 @@ impl Driver {
                 self.on_event(now, Event::Listed(key, is_listed));
                 self.update_health();
             }
-            WorkerEvent::Frame(key, frame) => {
+            WorkerEvent::Frame(key, frame, _place) => {
                 let frame = frame_from_wire(key, frame);
                 self.executor.recorder.record_replies(now, &frame.timing, &frame.replies);
                 let is_draining = frame.is_draining;

@@ -26,7 +26,8 @@ use crate::workers::WorkerEvent;
 /// Capacity of the queue of requests; further ones are refused.
 const SUBMISSION_QUEUE_LEN: usize = 1_024;
 
-/// Capacity of the queue of worker events; when it is full, the workers' streams are not read.
+/// Capacity of the queue of worker events, of which one worker's frames take few; when it is full, the
+/// workers' streams are not read.
 const WORKER_EVENT_QUEUE_LEN: usize = 4_096;
 
 /// Capacity of the queue of report requests.

@@ -13,7 +13,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::workers::OUTBOX_FRAMES;
+use crate::workers::QUEUED_FRAMES;
 use crate::workers::tls::WorkerTls;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -80,7 +80,7 @@ pub async fn connect(address: &str, role: &str, identity: &RouterIdentity) -> an
     }
     let channel = open(&endpoint, CONNECT_TIMEOUT).await?;
     let mut client = WorkerClient::new(channel).max_decoding_message_size(4 * MAX_FRAME_BYTES);
-    let (outbox, outgoing) = mpsc::channel(OUTBOX_FRAMES);
+    let (outbox, outgoing) = mpsc::channel(QUEUED_FRAMES);
     let hello = v1::RouterHello {
         protocol_version_min: *PROTOCOL_VERSIONS.start(),
         protocol_version_max: *PROTOCOL_VERSIONS.end(),
@@ -132,12 +132,11 @@ pub async fn fetch_assets(
 }
 
 /// Refuses assets that are too large together: a worker may announce any number of them.
-fn check_total(assets: &[v1::Asset]) -> anyhow::Result<()> {
-    let total = assets.iter().fold(0_u64, |total, asset| total.saturating_add(asset.size));
+pub fn check_total<'a>(assets: impl IntoIterator<Item = &'a v1::Asset>) -> anyhow::Result<()> {
+    let total = assets.into_iter().fold(0_u64, |total, asset| total.saturating_add(asset.size));
     ensure!(
         total <= MAX_ASSET_BYTES,
-        "the {} assets have {total} bytes together, more than the limit of {MAX_ASSET_BYTES}",
-        assets.len()
+        "the assets have {total} bytes together, more than the limit of {MAX_ASSET_BYTES}"
     );
     Ok(())
 }

@@ -1,8 +1,9 @@
 //! The workers known to this router: membership (`follow.rs`), models ([`registry`], `served_models.rs`), the
-//! stream to each worker ([`connection`]), and TLS ([`tls`]).
+//! stream to each worker ([`connection`]) and its frames (`frame_queue.rs`), and TLS ([`tls`]).
 
 pub mod connection;
 mod follow;
+mod frame_queue;
 mod reconnect;
 pub mod registry;
 mod served_models;
@@ -17,11 +18,11 @@ pub use scheduling::scheduler::WorkerKey;
 use scheduling::scheduler::events::WorkerInfo;
 use speculation::Role;
 use speculation::tree::MAX_TREE_TOKENS;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_util::sync::CancellationToken;
 
-/// Capacity of the queue of frames to one worker.
-pub const OUTBOX_FRAMES: usize = 64;
+/// Capacity of the queue of frames to one worker, and maximum number of its own frames that wait here.
+pub const QUEUED_FRAMES: usize = 64;
 
 /// A worker after its handshake.
 #[derive(Debug, Clone)]
@@ -41,8 +42,8 @@ pub struct ConnectedWorker {
 pub enum WorkerEvent {
     /// The worker is connected and can be used.
     Up(ConnectedWorker),
-    /// The worker sent a frame.
-    Frame(WorkerKey, v1::WorkerFrame),
+    /// The worker sent a frame. Dropping the permit lets it send another one.
+    Frame(WorkerKey, v1::WorkerFrame, OwnedSemaphorePermit),
     /// An operator removed the worker from the list (false) or put it back (true). A removed worker finishes
     /// its work.
     Listed(WorkerKey, bool),

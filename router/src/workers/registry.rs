@@ -23,12 +23,15 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use crate::catalog::Catalog;
-use crate::workers::connection::{Connection, RouterIdentity, connect, fetch_asset, fetch_assets};
+use crate::workers::connection::{
+    Connection, RouterIdentity, check_total, connect, fetch_asset, fetch_assets,
+};
 use crate::workers::follow::Endpoint;
+use crate::workers::frame_queue::FrameQueue;
 use crate::workers::served_models::{ServedModels, TargetModel, asset_hashes};
 use crate::workers::token_differences::TokenDifferences;
 use crate::workers::{ConnectedWorker, WorkerEvent, WorkerKey, worker_info};
-use text::ModelText;
+use text::{ModelText, asset};
 
 /// State shared by the connections.
 #[derive(Debug)]
@@ -143,9 +146,9 @@ impl Registry {
         let up = ConnectedWorker { key, info, outbox, disconnect: disconnect.clone() };
         let mut is_driver_running = self.events.send(WorkerEvent::Up(up)).await.is_ok();
         // Runs concurrently, so that a worker that does not serve its tokenizer delays no frames.
-        let pairing_check = self.log_unpairable(peer, others);
-        tokio::pin!(pairing_check);
+        let mut pairing_check = Box::pin(self.log_unpairable(peer, others));
         let mut is_pairing_checked = false;
+        let queue = FrameQueue::new();
         let mut result = Ok(());
         while is_driver_running {
             let frame = tokio::select! {
@@ -166,7 +169,7 @@ impl Registry {
                     break;
                 }
                 // A frame, or the end of the stream.
-                frame = frames.message() => frame,
+                frame = queue.read(&mut frames) => frame,
                 // The pairing check has logged its findings.
                 () = &mut pairing_check, if !is_pairing_checked => {
                     is_pairing_checked = true;
@@ -174,8 +177,9 @@ impl Registry {
                 }
             };
             match frame {
-                Ok(Some(frame)) => {
-                    is_driver_running = self.events.send(WorkerEvent::Frame(key, frame)).await.is_ok()
+                Ok(Some((frame, place))) => {
+                    let event = WorkerEvent::Frame(key, frame, place);
+                    is_driver_running = self.events.send(event).await.is_ok();
                 }
                 Ok(None) => break,
                 Err(status) => {
@@ -317,10 +321,18 @@ fn process_id(role: Role, hello: &v1::WorkerHello) -> Option<ProcessId> {
 
 /// Describes the first token to which two workers give different ids, if both serve their tokenizer.
 async fn differing_token(draft: &Peer, target: &Peer) -> anyhow::Result<String> {
+    let tokenizer = |peer: &Peer| {
+        let asset = peer.hello.assets.iter().find(|asset| asset.name == asset::TOKENIZER).cloned();
+        asset.context("no tokenizer.json")
+    };
+    let assets = [tokenizer(draft)?, tokenizer(target)?];
+    if assets[0].sha256 == assets[1].sha256 {
+        return Ok(", but their files are equal: one of them announces a wrong fingerprint".to_owned());
+    }
+    check_total(&assets)?;
     let mut files = Vec::new();
-    for peer in [draft, target] {
-        let asset = peer.hello.assets.iter().find(|asset| asset.name == "tokenizer.json");
-        files.push(fetch_asset(&peer.client, asset.context("no tokenizer.json")?).await?);
+    for (peer, asset) in [draft, target].into_iter().zip(&assets) {
+        files.push(fetch_asset(&peer.client, asset).await?);
     }
     // Reading token lists takes tens of milliseconds.
     let compare = move || {

@@ -7,10 +7,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use proto::v1;
 use scheduling::scheduler::WorkerKey;
+use service::unix_time::since_unix_epoch;
 use speculation::TokenId;
 use text::ModelText;
 
@@ -115,7 +115,7 @@ impl ServedModels {
             id: facts.id.clone(),
             model: facts.id.clone(),
             defaults: RequestDefaults::default(),
-            created: last.map_or_else(unix_seconds, |last| last.entry.created),
+            created: last.map_or_else(|| since_unix_epoch().as_secs(), |last| last.entry.created),
             text: Arc::clone(&newest.text),
             max_model_len,
             vocab_size: facts.vocab_size,
@@ -126,10 +126,6 @@ impl ServedModels {
         self.published.insert(id.to_owned(), PublishedModel { facts, entry: Arc::new(entry) });
         true
     }
-}
-
-fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::OnceCell;
+use tokio::sync::{Mutex as AsyncMutex, OnceCell};
 
 /// The fingerprints of a draft and a target worker.
 pub(super) type Fingerprints = (String, String);
@@ -13,6 +13,9 @@ pub(super) type Fingerprints = (String, String);
 #[derive(Debug, Default)]
 pub(super) struct TokenDifferences {
     descriptions: Mutex<BTreeMap<Fingerprints, Arc<OnceCell<String>>>>,
+    /// Held during a comparison. Workers choose how large their tokenizers are, within a limit for two of
+    /// them, so those of one comparison are in memory at a time.
+    comparing: AsyncMutex<()>,
 }
 
 impl TokenDifferences {
@@ -25,7 +28,11 @@ impl TokenDifferences {
         compare: impl Future<Output = anyhow::Result<String>>,
     ) -> anyhow::Result<String> {
         let description = Arc::clone(self.descriptions().entry(pair).or_default());
-        description.get_or_try_init(|| compare).await.cloned()
+        let compare_alone = async {
+            let _comparing = self.comparing.lock().await;
+            compare.await
+        };
+        description.get_or_try_init(|| compare_alone).await.cloned()
     }
 
     /// Forgets the pairs with a fingerprint that no connected worker has.
@@ -64,5 +71,21 @@ mod tests {
         differences.retain(|fingerprint| fingerprint != "b");
         assert_eq!(describe("a", false).await.unwrap(), "1");
         assert_eq!(describe("b", false).await.unwrap(), "3", "its workers left");
+    }
+
+    #[tokio::test]
+    async fn one_pair_is_compared_at_a_time() {
+        let (differences, running) = (TokenDifferences::default(), AtomicU32::new(0));
+        let describe = |draft: u32| {
+            let running = &running;
+            differences.describe((draft.to_string(), "t".to_owned()), async move {
+                let others = running.fetch_add(1, Ordering::Relaxed);
+                tokio::task::yield_now().await;
+                running.fetch_sub(1, Ordering::Relaxed);
+                Ok(others.to_string())
+            })
+        };
+        let others = futures::future::join_all((0..10).map(describe)).await;
+        assert!(others.iter().all(|others| others.as_ref().unwrap() == "0"), "{others:?}");
     }
 }

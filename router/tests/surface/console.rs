@@ -173,6 +173,20 @@ async fn a_pair_is_checked_only_by_the_configured_program() {
 }
 
 #[tokio::test]
+async fn what_only_operators_may_see_is_refused_to_pages_of_other_origins() {
+    let router = TestRouter::start();
+    for (origin, status) in [("http://elsewhere", 403), ("http://127.0.0.1:8002", 200)] {
+        for mut request in [get("/console/requests"), get(PAIR), post(PAIR, String::new())] {
+            for (name, value) in [("origin", origin), ("host", "127.0.0.1:8002")] {
+                request.headers_mut().insert(name, value.parse().unwrap());
+            }
+            let asked = format!("{} {} from {origin}", request.method(), request.uri());
+            assert_eq!(router.console(request).await.status, status, "{asked}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_public_address_without_keys_refuses_generation() {
     let router = TestRouter::start().with_reply(" fine");
     let answer = router.console_at_public_address(generate_request(json!({}))).await;

@@ -73,12 +73,11 @@ impl SchedulerState {
             tpot_us: self.config.tpot_objective.map(crate::cost::micros),
         };
         let Some(draft) = self.draft_cost(first) else {
-            // The cost of a draft worker is unknown until one connects, so ask for one.
-            let may_draft = self.lanes.policy().max_draft_tokens > 0;
+            // The cost of a draft worker is unknown until one connects, so ask for one if it could be used.
             let alone = |sequences: f64, _: f64| {
                 self.lanes.predict_throughput(model, (sequences, 0.0), (&first.cost, &first.cost))
             };
-            let drafts = if may_draft { f64::from(sequences.min(1)) } else { 0.0 };
+            let drafts = f64::from(u8::from(self.lanes.may_draft(model)));
             return DesiredWorkers { drafts, ..desired_workers(demand, supply, &alone) };
         };
         let speed = |sequences: f64, drafts: f64| {

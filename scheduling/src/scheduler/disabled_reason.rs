@@ -5,7 +5,7 @@
 pub(super) enum DisabledReason {
     /// The request refuses drafts.
     Request,
-    /// The operator fixed the draft length at 0.
+    /// The operator's maximum draft length for the task type is 0, or the draft length is fixed at 0.
     Policy,
     /// The draft worker refused the sequence.
     DraftRefused,

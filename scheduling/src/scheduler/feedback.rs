@@ -121,10 +121,17 @@ impl SchedulerState {
             return;
         }
         active.round.verify_at = Some(self.now);
-        if active.round.num_requested > 0 {
-            let draft_length = self.lanes.draft_length_mut(active.lane.id);
-            draft_length.observe_proposal(active.round.num_requested, supplied);
+        if active.round.num_requested == 0 {
+            return;
         }
+        let draft = active.worker_in(&self.workers, Role::Draft);
+        if draft.is_none_or(|worker| worker.draining.is_active()) {
+            // A worker that was lost or began to drain meanwhile tells nothing about those that remain.
+            active.round.num_requested = 0;
+            return;
+        }
+        let draft_length = self.lanes.draft_length_mut(active.lane.id);
+        draft_length.observe_proposal(active.round.num_requested, supplied);
     }
 
     /// Records that a proposal missed its deadline.

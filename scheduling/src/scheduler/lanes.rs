@@ -207,9 +207,10 @@ impl Lanes {
     }
 
     fn new_lane(&self, key: &LaneKey) -> Lane {
+        let max_k = self.policy.max_k(&key.task_type);
         Lane {
             key: Arc::new(key.clone()),
-            draft_length: DraftLength::with_rules(self.policy.max_k(&key.task_type), self.rules),
+            draft_length: DraftLength::with_rules(max_k, self.rules),
             policy: self.policy.lane(&key.task_type),
             lookup_rates: LookupSource::ALL.map(|_| LookupRates::of_lane()),
             outputs: OutputLengths::default(),
@@ -218,7 +219,8 @@ impl Lanes {
             running: 0,
             context_len: 0.0,
             k: 0,
-            held_back: None,
+            // Such a lane never chooses a draft length, so this remains.
+            held_back: (max_k == 0).then_some(DisabledReason::Policy),
         }
     }
 
@@ -378,6 +380,11 @@ impl Lanes {
     /// Number of sequences of a model, including waiting ones.
     pub(super) fn sequences_of(&self, model: &str) -> u32 {
         self.of_model(model).map(|lane| lane.sequences).sum()
+    }
+
+    /// Whether the operator allows drafts for any of a model's sequences.
+    pub(super) fn may_draft(&self, model: &str) -> bool {
+        self.of_model(model).any(|lane| lane.sequences > 0 && self.policy.max_k(&lane.key.task_type) > 0)
     }
 
     /// Predicts the tokens per second that one target would commit under a load of sequences and draft

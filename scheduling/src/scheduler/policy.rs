@@ -89,7 +89,7 @@ impl<'de> Deserialize<'de> for DraftTokens {
 /// The policy of one task type.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct LanePolicy {
-    /// Upper limit on the draft length, including lengths that a request sets.
+    /// Upper limit on the draft length, including lengths that a request sets; 0: the lane does not draft.
     pub max_k: u32,
     /// Minimum share of first tokens accepted; below it the lane does not draft. 0: no minimum.
     pub min_acceptance: f64,
@@ -155,12 +155,14 @@ impl PolicyConfig {
         request.num_tree_tokens.or(self.tree_tokens.fixed())
     }
 
-    /// Draft length fixed by the request or the operator; `None` leaves it to the lane.
+    /// Draft length fixed by the request or the operator, who may also allow none; `None` leaves it to the
+    /// lane.
     pub fn pinned_draft_tokens(&self, task_type: &str, request: &SpeculationRequest) -> Option<u32> {
-        if request.enabled == Some(false) {
+        let max_k = self.max_k(task_type);
+        if request.enabled == Some(false) || max_k == 0 {
             return Some(0);
         }
-        request.num_draft_tokens.or(self.draft_tokens.fixed()).map(|k| k.min(self.max_k(task_type)))
+        request.num_draft_tokens.or(self.draft_tokens.fixed()).map(|k| k.min(max_k))
     }
 }
 
@@ -193,6 +195,12 @@ mod tests {
         assert_eq!(config.pinned_draft_tokens("code", &request), Some(3));
         assert_eq!(config.pinned_draft_tokens("chat", &request), Some(6));
         assert_eq!((config.lane("code").weight, config.lane("chat").weight), (2.0, 1.0));
+        config.draft_tokens = DraftTokens::Auto;
+        config.lanes.insert("plain".to_owned(), LanePolicy { max_k: 0, ..code });
+        for task_type in ["code", "plain"] {
+            let pinned = config.pinned_draft_tokens(task_type, &SpeculationRequest::default());
+            assert_eq!(pinned, (task_type == "plain").then_some(0), "{task_type}");
+        }
     }
 
     #[test]

@@ -43,8 +43,12 @@ fn scenarios() {
 
 impl World {
     fn new(draft_tokens: DraftTokens) -> Self {
+        Self::with_policy(PolicyConfig::new(draft_tokens, 8))
+    }
+
+    fn with_policy(policy: PolicyConfig) -> Self {
         let config = SchedulerConfig {
-            policy: PolicyConfig::new(draft_tokens, 8),
+            policy,
             target_deadline: Duration::from_secs(10),
             target_wait: Duration::from_secs(30),
             queue_wait: Duration::from_secs(20),

@@ -7,8 +7,8 @@ use proto::convert::{reply_to_wire, step_from_wire};
 use scheduling::profile::Profile;
 use service::metrics::Metrics;
 use simulator::{ENDLESS, Policy, Recording, RequestKind, Setup, Traffic, run_recorded};
-use speculation::{FinishReason, Step, TokenId};
-use tokio::sync::{mpsc, oneshot};
+use speculation::{FinishReason, Reply, ReplyBody, Step, TokenId, TokenSpan};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
@@ -86,7 +86,7 @@ impl Harness {
                 );
             }
             Event::Frame(key, frame) => {
-                self.driver.on_worker_event(now, WorkerEvent::Frame(key, frame_to_wire(&frame)))
+                self.driver.on_worker_event(now, frame_event(key, frame_to_wire(&frame)))
             }
             Event::Timer | Event::Dispatch => self.driver.on_event(now, event),
             other => panic!("not in this run: {other:?}"),
@@ -94,24 +94,9 @@ impl Harness {
     }
 
     fn submit(&mut self, now: Duration, new: NewSequence) {
-        let NewSequence { id, lane, spec, vocab_size, prompt, speculation, prediction, api_key, may_expire } =
-            new;
+        let id = new.id;
         self.driver.next_sequence = id.0;
-        let request = GenerationRequest {
-            request_id: String::new(),
-            model: lane.model,
-            vocab_size,
-            prompt_ids: prompt.ids().to_vec(),
-            num_choices: 1,
-            spec,
-            task_type: lane.task_type,
-            speculation,
-            prediction,
-            unread: UnreadBytes::default(),
-            fair_queue_key: api_key,
-            may_expire,
-            span: tracing::Span::none(),
-        };
+        let request = request_of(new);
         let (reply_tx, reply_rx) = oneshot::channel();
         self.driver.submit(now, Submission { request, reply_tx });
         let stream =
@@ -144,6 +129,31 @@ impl Harness {
         self.clients.retain(|(id, _)| output.finished.iter().all(|(finished, _)| finished != id));
         output.sorted()
     }
+}
+
+fn request_of(new: NewSequence) -> GenerationRequest {
+    let NewSequence { lane, spec, vocab_size, prompt, speculation, prediction, api_key, may_expire, .. } =
+        new;
+    GenerationRequest {
+        request_id: String::new(),
+        model: lane.model,
+        vocab_size,
+        prompt_ids: prompt.ids().to_vec(),
+        num_choices: 1,
+        spec,
+        task_type: lane.task_type,
+        speculation,
+        prediction,
+        unread: UnreadBytes::default(),
+        fair_queue_key: api_key,
+        may_expire,
+        span: tracing::Span::none(),
+    }
+}
+
+fn frame_event(key: WorkerKey, frame: v1::WorkerFrame) -> WorkerEvent {
+    let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("it has a permit");
+    WorkerEvent::Frame(key, frame, place)
 }
 
 fn frame_to_wire(frame: &Frame) -> v1::WorkerFrame {
@@ -212,6 +222,60 @@ fn reports_and_orders_have_a_turn_beside_every_frame() {
     driver.take_waiting(&mut inbox);
     assert!(report.now_or_never().expect("a report").is_ok());
     assert!(drained.now_or_never().expect("an answer to the order").is_ok());
+}
+
+/// The clock jumps over every deadline while the answer of a worker is on its way.
+#[test]
+fn a_router_that_was_suspended_reads_before_deadlines_pass() {
+    const SUSPENDED: Duration = Duration::from_secs(60);
+    let Recording { config, entries } = recording(1);
+    let mut events = entries.into_iter().map(|entry| entry.event);
+    let target = events.find_map(|event| match event {
+        Event::WorkerUp(key, info) if info.role == Role::Target => Some((key, *info)),
+        _ => None,
+    });
+    let new = events.find_map(|event| match event {
+        Event::Submit(new) => Some(*new),
+        _ => None,
+    });
+    let ((key, info), new) = (target.expect("a target joins"), new.expect("a sequence is submitted"));
+    let config = SchedulerConfig { target_deadline: SUSPENDED / 2, ..config };
+    let mut driver = Driver::new(config, RouterMetrics::register(&Metrics::new()), Health::new());
+    let (handle, to_driver, mut inbox) = queues();
+    let (outbox, mut frames) = mpsc::channel(64);
+    // Returns the steps that are sent in one turn of the driver.
+    let mut turn = |driver: &mut Driver| -> Vec<Step> {
+        driver.take_waiting(&mut inbox);
+        let now = driver.now();
+        driver.on_event(now, Event::Dispatch);
+        assert!(driver.executor.outboxes.flush().is_none(), "the outbox is drained");
+        let sent =
+            std::iter::from_fn(|| frames.try_recv().ok()).flat_map(|frame: v1::RouterFrame| frame.steps);
+        sent.map(|step| step_from_wire(step, Role::Target).expect("the driver's own step")).collect()
+    };
+    let up = ConnectedWorker { key, info, outbox, disconnect: CancellationToken::new() };
+    to_driver.try_send(WorkerEvent::Up(up)).unwrap();
+    let mut submitted = handle.submit(request_of(new));
+    assert!((&mut submitted).now_or_never().is_none());
+    let step = turn(&mut driver).remove(0);
+    let _stream = submitted.now_or_never().expect("the driver answers").unwrap();
+
+    driver.started_at -= SUSPENDED;
+    assert!(turn(&mut driver).is_empty(), "nothing is sent again: the answer may be on its way");
+    let span = TokenSpan { start: step.start(), token_ids: vec![1], ..TokenSpan::default() };
+    let replies = vec![reply_to_wire(&Reply::to(&step, ReplyBody::Span(span)))];
+    let frame = v1::WorkerFrame { replies, ..v1::WorkerFrame::default() };
+    to_driver.try_send(frame_event(key, frame)).unwrap();
+    let next = turn(&mut driver).remove(0);
+    assert_eq!(next.start(), step.start() + 1, "the answer was used");
+
+    // It was suspended again, and this time no answer comes.
+    driver.started_at -= MIN_SILENCE;
+    assert!(turn(&mut driver).is_empty());
+    driver.started_at -= SUSPENDED;
+    assert!(turn(&mut driver).is_empty());
+    driver.started_at -= MIN_SILENCE;
+    assert_eq!(turn(&mut driver).remove(0).start(), next.start(), "the step is sent again");
 }
 
 #[test]

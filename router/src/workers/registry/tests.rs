@@ -66,6 +66,22 @@ async fn a_worker_that_sends_the_id_of_another_ends_no_connection_to_the_other_r
     assert!(first.replaced.is_cancelled() && !draft.replaced.is_cancelled());
 }
 
+/// The peers answer no request, so what is known without their files is said at once.
+#[tokio::test]
+async fn tokenizers_are_fetched_only_if_they_differ_and_are_not_too_large_together() {
+    let with_tokenizer = |role, sha256: &str, size| {
+        let (name, sha256) = (asset::TOKENIZER.to_owned(), sha256.to_owned());
+        let hello =
+            v1::WorkerHello { assets: vec![v1::Asset { name, sha256, size }], ..v1::WorkerHello::default() };
+        Peer { hello, ..peer(role, "http://10.0.0.1:1") }
+    };
+    let target = with_tokenizer(Role::Target, "aa", 200 << 20);
+    let equal = differing_token(&with_tokenizer(Role::Draft, "aa", 200 << 20), &target).await.unwrap();
+    assert!(equal.contains("wrong fingerprint"), "{equal}");
+    let too_large = differing_token(&with_tokenizer(Role::Draft, "bb", 200 << 20), &target).await;
+    assert!(too_large.unwrap_err().to_string().contains("more than the limit"));
+}
+
 /// Sends the hello of a target with [`WORKER_ID`], and nothing else.
 struct SilentTarget;
 

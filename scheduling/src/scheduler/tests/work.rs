@@ -1,6 +1,7 @@
 //! Tests of what the scheduler holds, and of the work that an event causes: counted, never timed.
 
 use super::*;
+use crate::scheduler::policy::LanePolicy;
 
 impl World {
     fn run(&mut self, line: &str) -> String {
@@ -85,4 +86,58 @@ fn a_round_without_a_draft_worker_does_not_look_for_one_again() {
     world.run("reply b t1 accept=0 at=40ms");
     let sent = world.run("dispatch");
     assert!(sent.contains("send d1: b"), "{sent}");
+}
+
+/// An operator allows no drafts for the task type of the only sequence, `a` at `t1`.
+fn world_of_a_plain_task() -> World {
+    let mut policy = PolicyConfig::new(DraftTokens::Auto, 8);
+    let plain = LanePolicy { max_k: 0, ..policy.lane("plain") };
+    policy.lanes.insert("plain".to_owned(), plain);
+    let mut world = World::with_policy(policy);
+    world.run("target t1 us=(1,20000,64,20000)");
+    world.run("submit a prompt=100 max=50 task=plain");
+    world
+}
+
+#[test]
+fn a_lane_with_a_maximum_of_zero_neither_drafts_nor_feeds() {
+    let mut world = world_of_a_plain_task();
+    world.run("draft d1 us=(1,1000)");
+    let mut commands = vec![world.run("dispatch")];
+    for round in 1..=50 {
+        commands.push(world.run(&format!("reply a t1 accept=0 at={}ms", 20 * round)));
+        commands.push(world.run("dispatch"));
+    }
+    let commands = commands.join("\n");
+    assert!(commands.contains("finish a Length, 50 rounds (policy)"), "{commands}");
+    assert!(!commands.contains("send d1"), "{commands}");
+    assert_eq!(world.scheduler.report().lanes[0].held_back, Some("policy"));
+}
+
+#[test]
+fn sequences_that_may_not_draft_want_no_draft_worker() {
+    let mut world = world_of_a_plain_task();
+    world.run("dispatch");
+    let drafts = |world: &World| world.scheduler.report().pools[0].wanted_draft_workers;
+    assert_eq!(drafts(&world), 0.0);
+    world.run("submit b prompt=100 max=50");
+    assert_eq!(drafts(&world), 1.0, "its cost is unknown before one connects");
+}
+
+/// Whether draft workers propose in time is measured on those that stay.
+#[test]
+fn a_draft_worker_that_leaves_during_a_round_is_no_poor_supply() {
+    for leaving in ["disconnect d1", "drain d1"] {
+        let mut world = World::new(DraftTokens::Auto);
+        world.run("target t1 us=(1,20000,64,20000)");
+        world.run("draft d1 us=(1,1000)");
+        world.run("submit a prompt=4 k=2");
+        let sent = world.run("dispatch");
+        assert!(sent.contains("send d1: a keep=0 append=4 propose k=2"), "{sent}");
+        let supply = |world: &World| world.scheduler.report().lanes[0].choice.supply.clone();
+        let before = supply(&world);
+        let sent = world.run(leaving);
+        assert!(sent.contains("send t1: a keep=0 append=4 verify []"), "{leaving}: {sent}");
+        assert_eq!(supply(&world), before, "{leaving}");
+    }
 }
