@@ -9,13 +9,14 @@ mod names;
 mod shadows;
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use scheduling::lookup_rates::LookupSource;
 use scheduling::scheduler::lanes::LaneKey;
 use service::metrics::{
     Counter, EncodeLabelSet, Family, Gauge, HistogramFamily, Metrics, RateGauge, TracedHistogramFamily,
 };
+use service::unix_time::since_unix_epoch;
 use speculation::sequence::Anomaly;
 use speculation::{FinishReason, Role};
 
@@ -208,8 +209,7 @@ impl ChoiceOutcome {
     /// vLLM's name.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Finished(FinishReason::Stop) => "stop",
-            Self::Finished(FinishReason::Length) => "length",
+            Self::Finished(reason) => reason.as_str(),
             Self::Aborted => "abort",
             Self::Failed => "error",
         }
@@ -313,7 +313,7 @@ impl RouterMetrics {
             headroom: metrics.gauge_family(&HEADROOM),
             cache_config: metrics.gauge_family(&CACHE_CONFIG),
         };
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
+        let since = since_unix_epoch().as_secs() as i64;
         metrics.gauge_family(&LORA_REQUESTS).get_or_create(&NO_LORA).set(since);
         // A rate misses the first increment of a new series, so create the series that alerts use at the
         // start.

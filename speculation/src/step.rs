@@ -107,6 +107,16 @@ pub enum FinishReason {
     Length,
 }
 
+impl FinishReason {
+    /// Its name in OpenAI's API, in logs and in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+        }
+    }
+}
+
 /// The reply of a draft worker to a request for guesses.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Proposal {

@@ -10,6 +10,7 @@
 mod calls;
 pub(crate) mod continuation;
 mod json;
+mod large_integers;
 mod strings;
 mod tags;
 
@@ -48,7 +49,8 @@ pub struct ConversationMessage {
     /// The assistant's reasoning, for templates that show it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
-    /// The assistant's tool calls: objects in OpenAI's format, with arguments as an object.
+    /// The assistant's tool calls: objects in OpenAI's format, with arguments as
+    /// [`parse_arguments`](crate::parse_arguments) returns them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<serde_json::Value>,
     /// Id of the tool call that this tool message answers.
@@ -135,8 +137,17 @@ impl ChatTemplate {
         messages: &[ConversationMessage],
         extra: &Map<String, serde_json::Value>,
     ) -> Result<String, TextError> {
+        self.render_messages(large_integers::with_objects(messages), extra)
+    }
+
+    /// Renders a conversation whose messages are template values.
+    fn render_messages(
+        &self,
+        messages: Value,
+        extra: &Map<String, serde_json::Value>,
+    ) -> Result<String, TextError> {
         let standard = context! {
-            messages => Serde(messages),
+            messages => messages,
             add_generation_prompt => extra.get(ADD_GENERATION_PROMPT) != Some(&serde_json::Value::Bool(false)),
             bos_token => self.bos_token.as_str(),
             eos_token => self.eos_token.as_str(),

@@ -8,6 +8,7 @@ use aho_corasick::AhoCorasick;
 use serde_json::{Map, Value};
 
 use super::ConversationMessage;
+use super::arguments::{ARGUMENTS, arguments_as_json, with_strings};
 
 /// Unicode noncharacters, which no text needs; one that does not occur is used as the mark.
 const ESCAPE_MARKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
@@ -39,7 +40,7 @@ impl<'a> SpecialTokenEscaper<'a> {
             content: message.content.as_deref().map(|content| self.text(content)),
             name: message.name.as_deref().map(|name| self.text(name)),
             reasoning_content: message.reasoning_content.as_deref().map(|text| self.text(text)),
-            tool_calls: message.tool_calls.iter().map(|call| self.value(call)).collect(),
+            tool_calls: message.tool_calls.iter().map(|call| self.call(call)).collect(),
             tool_call_id: message.tool_call_id.as_deref().map(|id| self.text(id)),
         };
         messages.iter().map(escaped).collect()
@@ -47,6 +48,17 @@ impl<'a> SpecialTokenEscaper<'a> {
 
     pub(super) fn object(&self, fields: &Map<String, Value>) -> Map<String, Value> {
         fields.iter().map(|(name, value)| (self.text(name), self.value(value))).collect()
+    }
+
+    /// Escapes a call. In arguments that are JSON text, a string may spell a special token with JSON's
+    /// escapes.
+    fn call(&self, call: &Value) -> Value {
+        let mut escaped = self.value(call);
+        let json = arguments_as_json(call).map(|json| with_strings(json, |text| self.text(text)));
+        if let (Some(json), Some(arguments)) = (json, escaped.pointer_mut(ARGUMENTS)) {
+            *arguments = Value::String(json);
+        }
+        escaped
     }
 
     fn value(&self, value: &Value) -> Value {

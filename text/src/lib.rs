@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod added_tokens;
+mod arguments;
 mod bytes_bound;
 mod chat_template;
 mod escaper;
@@ -21,6 +22,7 @@ use speculation::TokenId;
 use tokenizers::Tokenizer;
 
 pub use added_tokens::with_added_tokens;
+pub use arguments::{fields_of_json_arguments, parse_arguments};
 use bytes_bound::max_bytes_per_token;
 use chat_template::continuation;
 pub use chat_template::continuation::CONTINUE_FINAL_MESSAGE;

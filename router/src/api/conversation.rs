@@ -3,8 +3,8 @@
 
 use std::collections::HashSet;
 
-use serde_json::{Map, Value, json};
-use text::ConversationMessage;
+use serde_json::{Value, json};
+use text::{ConversationMessage, parse_arguments};
 
 use super::parsed_output::OutputPart;
 use crate::error::RouterError;
@@ -50,8 +50,9 @@ impl ConversationBuilder {
         }
     }
 
-    /// Appends a tool call to the assistant's current message.
-    pub(super) fn push_tool_call(&mut self, id: &str, name: &str, arguments: Map<String, Value>) {
+    /// Appends a tool call to the assistant's current message; `arguments` are as [`parse_arguments`] returns
+    /// them.
+    pub(super) fn push_tool_call(&mut self, id: &str, name: &str, arguments: Value) {
         if self.messages.last().is_none_or(|last| last.role != ASSISTANT) {
             self.messages.push(ConversationMessage::new(ASSISTANT, String::new()));
         }
@@ -87,7 +88,7 @@ impl ConversationBuilder {
                 OutputPart::Text(text) => self.push_message(ASSISTANT, text.clone()),
                 OutputPart::Reasoning(text) => self.push_reasoning(text.clone()),
                 OutputPart::Call { idx, call } => {
-                    if let Ok(arguments) = serde_json::from_str(&call.arguments) {
+                    if let Ok(arguments) = parse_arguments(&call.arguments) {
                         self.push_tool_call(&id_of(*idx), &call.name, arguments);
                     }
                 }
@@ -117,7 +118,7 @@ mod tests {
         builder.push_reasoning("hm".to_owned());
         builder.push_reasoning("m".to_owned());
         builder.push_message(ASSISTANT, "I look".to_owned());
-        builder.push_tool_call("1", "f", Map::new());
+        builder.push_tool_call("1", "f", json!({}));
         let call = ToolCall { name: "g".to_owned(), arguments: r#"{"a":1}"#.to_owned() };
         let truncated = ToolCall { name: "g".to_owned(), arguments: r#"{"a""#.to_owned() };
         let parts = [OutputPart::Call { idx: 0, call }, OutputPart::Call { idx: 1, call: truncated }];
@@ -131,7 +132,7 @@ mod tests {
                 .to_string()
                 .contains("matches no earlier call")
         );
-        builder.push_tool_call("2", "f", Map::new());
+        builder.push_tool_call("2", "f", json!({}));
         let messages = ConversationBuilder::continuing(builder.into_messages());
         assert!(messages.calls.contains("id0"));
         let [user, assistant, one, two, again] = messages.into_messages().try_into().unwrap();

@@ -1,7 +1,9 @@
 //! Function tools in the formats of all APIs: the tools of a request, `tool_choice`, calls and their ids.
 //! Limits are checked in [`crate::request::tools`].
 
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
+use text::parse_arguments as arguments_from_json;
 
 use crate::error::RouterError;
 use crate::request::tools::{RawTools, Tool, ToolChoice, ToolFieldNames};
@@ -89,8 +91,8 @@ impl ToolFormat {
             _ if kind == "function" => {}
             // Custom tools and namespaces were converted.
             Self::Flat => {
-                let expected = "`function`, `custom` or, not within another one, `namespace`: tools that a server runs \
-                                are not supported";
+                let expected = "`function`, `custom` or, not within another one, `namespace` or `tool_search`: tools \
+                                that a server runs are not supported";
                 return Err(invalid(".type", expected));
             }
             Self::Nested => return Err(invalid(".type", "`function`: other tools are not supported")),
@@ -168,18 +170,24 @@ impl ParsedTools {
     }
 }
 
-/// Reads a call's arguments as sent back by a client.
-pub(super) fn parse_arguments(path: &str, arguments: &Value) -> Result<Map<String, Value>, RouterError> {
+/// Reads a call's arguments as sent back by a client; returns them as a conversation has them.
+pub(super) fn parse_arguments(path: &str, arguments: &Value) -> Result<Value, RouterError> {
     let invalid = |why: &str| {
         RouterError::invalid(path, format!("{path} must be a JSON object, written as a string{why}"))
     };
     match arguments {
-        Value::Null => Ok(Map::new()),
-        Value::String(text) if text.is_empty() => Ok(Map::new()),
-        Value::String(text) => serde_json::from_str(text).map_err(|error| invalid(&format!(": {error}"))),
-        Value::Object(arguments) => Ok(arguments.clone()),
+        Value::Null => Ok(json!({})),
+        Value::String(text) if text.is_empty() => Ok(json!({})),
+        Value::String(text) => arguments_from_json(text).map_err(|error| invalid(&format!(": {error}"))),
+        Value::Object(_) => Ok(arguments.clone()),
         _ => Err(invalid("")),
     }
+}
+
+/// The arguments of an answer's call as JSON; `{}` if they were cut off, because incomplete JSON has no
+/// value.
+pub(super) fn json_arguments(arguments: &str) -> &RawValue {
+    serde_json::from_str(arguments).unwrap_or_else(|_| serde_json::from_str("{}").expect("it is JSON"))
 }
 
 /// Id of a choice's call.

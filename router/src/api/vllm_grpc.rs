@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
@@ -16,6 +16,7 @@ use proto::vllm::sampling_params::Constraint;
 use proto::vllm::vllm_engine_server::{VllmEngine, VllmEngineServer};
 use service::accept::ResponseHandle;
 use service::telemetry;
+use service::unix_time::since_unix_epoch;
 use speculation::{FinishReason, TokenId};
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
@@ -33,7 +34,6 @@ use crate::pipeline::{AppState, RequestContext, start_request};
 use crate::request::limits::BODY_BYTES_MAX;
 use crate::request::raw::{RawPrompt, RawRequest, RawSampling};
 use crate::request::record::RequestRecord;
-use crate::request::span::finish_reason_name;
 use crate::request::structure::RawGrammar;
 use crate::request::{Caller, Operation, Usage, span};
 use text::Framing;
@@ -87,8 +87,7 @@ impl RunningRequests {
     fn register(&self, key: Key) -> Result<Registration, RouterError> {
         let abort = CancellationToken::new();
         let mut state = self.state();
-        state.last_received_at =
-            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+        state.last_received_at = since_unix_epoch().as_secs_f64();
         if state.aborts.contains_key(&key) {
             let message = format!("a request with request_id `{}` is already running", key.1);
             return Err(RouterError::invalid("request_id", message));
@@ -372,7 +371,7 @@ impl ResponseStream {
     async fn next(&mut self) -> Option<Result<vllm::GenerateResponse, Status>> {
         while !self.ended {
             if let Some(reason) = self.finish {
-                return Some(Ok(self.complete(finish_reason_name(reason))));
+                return Some(Ok(self.complete(reason.as_str())));
             }
             let next = tokio::select! {
                 biased;

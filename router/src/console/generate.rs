@@ -118,7 +118,7 @@ fn span_line(text: &TextStream, delta: TextDelta, arrived: Instant) -> Line {
     Line::Span {
         ms: elapsed_ms(arrived),
         tokens: delta.tokens.iter().enumerate().map(token).collect(),
-        finish: delta.finish.map(span::finish_reason_name),
+        finish: delta.finish.map(|reason| reason.as_str()),
     }
 }
 

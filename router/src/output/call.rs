@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use serde::de::IgnoredAny;
+use serde_json::Deserializer;
 use serde_json::value::RawValue;
-use serde_json::{Deserializer, Map, Value};
 
 /// A tool call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,14 +55,14 @@ impl ToolCall {
 
 /// Returns the first JSON value of a text, and what follows it.
 pub(super) fn first_value(text: &str) -> Option<(&str, &str)> {
-    let mut values = Deserializer::from_str(text).into_iter::<Value>();
+    let mut values = Deserializer::from_str(text).into_iter::<IgnoredAny>();
     values.next()?.ok()?;
     Some(text.split_at(values.byte_offset()))
 }
 
 /// Returns an object without the spaces between its tokens; `None` if the JSON is something else.
 fn compact_object(json: &str) -> Option<String> {
-    serde_json::from_str::<Map<String, Value>>(json).ok()?;
+    serde_json::from_str::<BTreeMap<String, IgnoredAny>>(json).ok()?;
     let mut strings = Strings::default();
     let is_kept = |character: &char| !strings.is_outside(*character) || !character.is_ascii_whitespace();
     Some(json.chars().filter(is_kept).collect())

@@ -10,13 +10,14 @@ pub mod text_delta;
 pub mod text_stream;
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use scheduling::scheduler::policy::PolicyConfig;
 use service::accept::ResponseHandle;
 use service::health::Health;
 use service::metrics::Metrics;
 use service::shutdown::Lifetime;
+use service::unix_time::since_unix_epoch;
 use speculation::SequenceSpec;
 use speculation::lookup::PredictedText;
 use tracing::{Instrument as _, info_span};
@@ -105,7 +106,7 @@ pub async fn start_request(
     let model = Arc::clone(&request.entry.text);
     let info = ResponseInfo {
         id: request_id,
-        created: unix_seconds(),
+        created: since_unix_epoch().as_secs(),
         model: request.entry.id.clone(),
         system_fingerprint: request.entry.numerics_id.clone(),
         seed: request.seed,
@@ -368,8 +369,4 @@ fn echo_of(request: &CheckedRequest, text: String) -> Echo {
         (true, Some(_)) => Echo::Logprobs(text),
         (false, Some(_)) => Echo::Logprobs(String::new()),
     }
-}
-
-fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -1,6 +1,7 @@
 //! Checks prompts: texts, token ids and conversations.
 
-use text::ConversationMessage;
+use serde_json::Map;
+use text::{ConversationMessage, fields_of_json_arguments};
 
 use super::check::{checked_token_ids, is_name};
 use super::json_values::ValueCount;
@@ -28,7 +29,11 @@ impl RawPrompt {
             let field = if name == "tools" { "tools" } else { "chat_template_kwargs" };
             count.add(field, [value])?;
         }
-        messages.iter().try_for_each(|message| count.add(path, &message.tool_calls))
+        messages.iter().flat_map(|message| &message.tool_calls).try_for_each(|call| {
+            count.add(path, [call])?;
+            // They become values when the template is rendered.
+            count.add(path, fields_of_json_arguments(call).iter().flat_map(Map::values))
+        })
     }
 
     /// Checks a prompt; `path` names it in messages. Its JSON values are not counted.

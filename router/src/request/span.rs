@@ -105,7 +105,7 @@ pub fn record_usage(span: &Span, usage: &Usage, finish_reasons: &[FinishReason])
     if let Some(reason) = usage.speculation.disabled_reason {
         span.record("outrider.spec.disabled_reason", reason);
     }
-    let reasons: Vec<&str> = finish_reasons.iter().map(|reason| finish_reason_name(*reason)).collect();
+    let reasons: Vec<&str> = finish_reasons.iter().map(|reason| reason.as_str()).collect();
     span.record("gen_ai.response.finish_reasons", reasons.join(","));
 }
 
@@ -114,13 +114,5 @@ pub fn record_error(span: &Span, error: &RouterError) {
     span.record("error.type", error.mapping().label);
     if error.mapping().status.is_server_error() {
         span.record("otel.status_code", "ERROR");
-    }
-}
-
-/// OpenAI's name of a finish reason.
-pub fn finish_reason_name(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Stop => "stop",
-        FinishReason::Length => "length",
     }
 }

@@ -10,10 +10,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use service::shutdown::Lifetime;
+use service::unix_time::since_unix_epoch;
 use speculation::{FinishReason, TokenId};
 use text::ModelText;
 
@@ -61,10 +61,7 @@ impl LoggedChoice {
             framed: true,
             prompt: decode_all(&self.text, &self.prompt_ids),
             completion: decode(&self.text, &self.completion_ids),
-            finish: match self.finish {
-                FinishReason::Stop => "stop",
-                FinishReason::Length => "length",
-            },
+            finish: self.finish.as_str(),
             prompt_ids: &self.prompt_ids,
             completion_ids: &self.completion_ids,
         }
@@ -159,8 +156,7 @@ fn write(
 }
 
 fn append(file: &mut RotatingFile, choice: &LoggedChoice) -> io::Result<()> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let mut line = serde_json::to_vec(&choice.line(now))?;
+    let mut line = serde_json::to_vec(&choice.line(since_unix_epoch().as_secs()))?;
     line.push(b'\n');
     file.append(&line)
 }

@@ -137,7 +137,7 @@ const OFF: &str = r#"{"tools": [], "tool_choice": {"type": "auto"}, "thinking": 
 {"thinking": {"type": "adaptive"}, "output_config": {"effort": null, "format": null}}
 {"thinking": {"type": "adaptive", "display": "summarized"}, "output_config": {}}
 {"container": "", "mcp_servers": [], "output_format": null}
-{"thinking": null, "output_config": null, "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}"#;
+{"speed": "fast", "thinking": null, "output_config": null, "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}"#;
 
 #[tokio::test]
 async fn bad_input_is_refused_in_the_format_of_anthropic_and_the_next_request_works() {
@@ -239,7 +239,12 @@ async fn get(router: &TestRouter, path: &str) -> Answer {
 #[tokio::test]
 async fn models_have_the_format_of_the_client() {
     let router = TestRouter::start();
-    let model = |id: &str| json!({ "type": "model", "id": id, "display_name": id, "created_at": "2023-11-14T22:13:20Z" });
+    let model = |id: &str| {
+        json!({
+            "type": "model", "id": id, "display_name": id, "created_at": "2023-11-14T22:13:20Z", "lifecycle": "active",
+            "max_input_tokens": MAX_MODEL_LEN, "max_tokens": MAX_MODEL_LEN - 1,
+        })
+    };
     let page = |ids: &[&str], has_more: bool| {
         let models: Vec<Value> = ids.iter().map(|id| model(id)).collect();
         json!({ "data": models, "has_more": has_more, "first_id": ids.first(), "last_id": ids.last() })

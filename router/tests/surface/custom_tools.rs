@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::calls_or_json::submitted_schema;
-use crate::client::{CHAT, MODEL, RESPONSES, merged};
+use crate::client::{CHAT, MODEL, RESPONSES, demo_text, merged};
+use crate::fake_lanes::Script;
 use crate::responses::events;
 use crate::tools::{TEMPLATE, router_with, weather};
 
@@ -140,6 +141,63 @@ async fn a_tool_of_a_namespace_is_a_function_with_both_names() {
     let resent = json!([{ "role": "user", "content": "hi" }, whole["output"][0], item, result]);
     router.ok(RESPONSES, &request(json!({ "input": resent }))).await;
     assert_eq!(router.lanes.take_one().prompt_ids, prompt, "the call is sent back as it was");
+}
+
+/// The client runs the search; the model may call what it finds.
+#[tokio::test]
+async fn a_search_for_tools_makes_them_callable() {
+    let call = |name: &str, arguments: &str| {
+        Script::Reply(format!(r#"<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>"#))
+    };
+    let router = router_with(TEMPLATE);
+    router.lanes.set_script(call("tool_search", r#"{"query": "files"}"#));
+    let parameters = json!({ "type": "object", "properties": { "query": { "type": "string" } } });
+    let function = json!({ "name": "tool_search", "description": "Finds tools.", "parameters": parameters });
+    let search = merged(function.clone(), &json!({ "type": "tool_search", "execution": "client" }));
+    let messages = json!([{ "role": "user", "content": "hi" }]);
+    let tools = json!([{ "type": "function", "function": function }]);
+    router.ok(CHAT, &json!({ "model": MODEL, "messages": messages, "tools": tools })).await;
+    let expected = router.lanes.take_one().prompt_ids;
+    let whole = router.ok(RESPONSES, &request(json!({ "tools": [search] }))).await;
+    assert_eq!(router.lanes.take_one().prompt_ids, expected, "the model sees a function");
+
+    let item = &whole["output"][1];
+    assert!(item["id"].as_str().unwrap().starts_with("tsc_"), "{item}");
+    assert_eq!(
+        (&item["type"], &item["execution"], &item["arguments"], &item["status"]),
+        (&json!("tool_search_call"), &json!("client"), &json!({ "query": "files" }), &json!("completed"))
+    );
+    let events = events(&router, &request(json!({ "tools": [search], "stream": true }))).await;
+    let of_call = events.iter().filter(|event| event["output_index"] == 1);
+    let types: Vec<&str> = of_call.map(|event| event["type"].as_str().unwrap()).collect();
+    assert_eq!(types, ["response.output_item.added", "response.output_item.done"]);
+    router.lanes.take_submitted();
+
+    router.lanes.set_script(call("mcp__weather__get_weather", r#"{"city": "Bern"}"#));
+    let found = merged(weather()["function"].clone(), &json!({ "type": "function", "defer_loading": true }));
+    let namespace =
+        json!({ "type": "namespace", "name": "mcp__weather", "description": "", "tools": [found] });
+    let output = json!({
+        "type": "tool_search_output", "call_id": item["call_id"], "status": "completed", "execution": "client",
+        "tools": [namespace, namespace],
+    });
+    let additional = json!({ "type": "additional_tools", "role": "developer", "tools": [namespace] });
+    let user = json!({ "role": "user", "content": "hi" });
+    for input in [json!([user, whole["output"][0], item, output]), json!([user, additional])] {
+        let answer = router.ok(RESPONSES, &request(json!({ "tools": [search], "input": input }))).await;
+        let called = &answer["output"][1];
+        assert_eq!(
+            (&called["type"], &called["namespace"], &called["name"]),
+            (&json!("function_call"), &json!("mcp__weather"), &json!("get_weather"))
+        );
+        let prompt = router::detokenize::decode(&demo_text(), &router.lanes.take_one().prompt_ids);
+        assert_eq!(prompt.matches(r#"{"name": "mcp__weather__get_weather""#).count(), 1, "{prompt}");
+        let is_searched = input[3] == output;
+        assert_eq!(
+            prompt.contains(r#"["mcp__weather__get_weather","mcp__weather__get_weather"]"#),
+            is_searched
+        );
+    }
 }
 
 #[tokio::test]

@@ -34,6 +34,9 @@ async fn too_many_values_are_refused_by_name_and_the_next_request_works() {
     let call = json!({ "id": "1", "function": { "name": "f", "arguments": arguments.to_string() } });
     let item =
         json!({ "type": "function_call", "call_id": "1", "name": "f", "arguments": arguments.to_string() });
+    // With an integer beyond 64 bits, arguments stay text until they are rendered.
+    let large = arguments.to_string().replacen("[0,", "[18446744073709551616,", 1);
+    let large = merged(item.clone(), &json!({ "arguments": large }));
     let block = json!({ "type": "tool_use", "id": "1", "name": "f", "input": arguments });
     // Not part of a tool, but kept for the response.
     let flat = json!([{ "type": "function", "name": "f", "x": many() }]);
@@ -51,6 +54,7 @@ async fn too_many_values_are_refused_by_name_and_the_next_request_works() {
         (RESPONSES, json!({ "tools": flat, "tool_choice": "none" }), "tools"),
         (RESPONSES, json!({ "metadata": { "x": many() } }), "metadata"),
         (RESPONSES, json!({ "input": [item] }), "input"),
+        (RESPONSES, json!({ "input": [large] }), "input"),
         (MESSAGES, json!({ "messages": [{ "role": "assistant", "content": [block] }] }), "messages"),
     ] {
         let refused = router.post(path, with(path, fields)).await;

@@ -28,6 +28,7 @@ mod hosts;
 mod integers;
 mod json_values;
 mod lanes;
+mod large_integers;
 mod listeners;
 mod logs;
 mod models;

@@ -18,6 +18,11 @@ async fn the_effort_reaches_the_template() {
         (CHAT, json!({ "reasoning_effort": "high", "chat_template_kwargs": kwargs }), "low"),
         (RESPONSES, json!({ "reasoning": null }), ""),
         (RESPONSES, json!({ "reasoning": { "effort": "high", "summary": "auto" } }), "high"),
+        (
+            RESPONSES,
+            json!({ "reasoning": { "effort": "low", "context": "auto", "mode": "standard" } }),
+            "low",
+        ),
     ] {
         let body = merged(
             match path {

@@ -270,7 +270,7 @@ async fn items_of_stored_responses_may_be_referenced() {
 const REFUSED: &str = r#"{"input": null} | input | input is required
 {"input": 5} | input | input must be a string or a list of items
 {"input": []} | input | input must not be empty
-{"input": [{"type": "computer_call"}]} | input[0] | must be of type message, function_call, custom_tool_call, their outputs (function_call_output, custom_tool_call_output), reasoning or item_reference, not `computer_call`
+{"input": [{"type": "computer_call"}]} | input[0] | must be of type message, function_call, custom_tool_call, tool_search_call, their outputs (function_call_output, custom_tool_call_output, tool_search_output), additional_tools, reasoning or item_reference, not `computer_call`
 {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]} | input[0].call_id | input[0].call_id is required
 {"input": [{"type": "function_call", "call_id": 1, "name": "f"}]} | input[0].call_id | input[0].call_id must be a string
 {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "[1"}]} | input[0].arguments | must be a JSON object, written as a string
@@ -285,6 +285,13 @@ const REFUSED: &str = r#"{"input": null} | input | input is required
 {"tools": 5} | tools | invalid type
 {"tools": [5]} | tools[0].type | must be `function`
 {"tools": [{"type": "web_search"}]} | tools[0].type | must be `function`, `custom` or
+{"tools": [{"type": "tool_search"}]} | tools[0].execution | must be client
+{"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "tool_search", "execution": "client", "name": "s"}]}]} | tools[0].tools[0].type | must be `function`
+{"input": [{"type": "tool_search_call", "call_id": "1", "arguments": "x"}]} | input[0].arguments | must be a JSON object
+{"input": [{"type": "tool_search_call", "call_id": "1"}, {"type": "tool_search_output", "call_id": "1", "tools": 5}]} | input[1].tools | must be a list of tools
+{"input": [{"type": "tool_search_output", "call_id": "1", "tools": []}]} | input[0].call_id | is `1`, which matches no earlier call
+{"input": [{"role": "user", "content": "x"}, {"type": "additional_tools", "role": "developer"}]} | input[1].tools | must be a list of tools
+{"input": [{"role": "user", "content": "x"}, {"type": "additional_tools", "tools": [{"type": "web_search"}]}]} | input[1].tools[0].type | must be `function`
 {"tools": [{"type": "custom"}]} | tools[0].name | tools[0].name must be a string
 {"tools": [{"type": "custom", "name": "f", "description": 5}]} | tools[0].description | must be a string
 {"tools": [{"type": "custom", "name": "f", "format": {"type": "xml"}}]} | tools[0].format.type | must be text or grammar
@@ -319,6 +326,8 @@ const REFUSED: &str = r#"{"input": null} | input | input is required
 {"reasoning": "high"} | reasoning | expected an object
 {"reasoning": {"effort": 5}} | reasoning.effort | expected a string
 {"reasoning": {"summary": "detailed"}} | reasoning.summary | reasoning.summary is not supported
+{"reasoning": {"context": "all_turns"}} | reasoning.context | reasoning.context is not supported
+{"reasoning": {"mode": "pro"}} | reasoning.mode | reasoning.mode is not supported
 {"include": ["message.output_text.logprobs"]} | include | include is not supported
 {"background": true} | background | background is not supported
 {"truncation": "often"} | truncation | truncation must be one of auto, disabled, not `often`
@@ -330,7 +339,7 @@ const REFUSED: &str = r#"{"input": null} | input | input is required
 
 /// Values that request nothing.
 const OFF: &str = r#"{"tools": [], "tool_choice": "auto", "text": {"format": {"type": "text"}, "verbosity": "medium"}, "parallel_tool_calls": false, "truncation": "disabled",
-    "include": ["reasoning.encrypted_content"], "reasoning": {"effort": null, "summary": "auto"}, "top_logprobs": 0, "background": false, "conversation": ""}"#;
+    "prompt_cache_options": {"mode": "explicit"}, "include": ["reasoning.encrypted_content"], "reasoning": {"effort": null, "summary": "auto"}, "top_logprobs": 0, "background": false, "conversation": ""}"#;
 
 #[tokio::test]
 async fn bad_input_is_refused_by_name_and_the_next_request_works() {

@@ -67,6 +67,10 @@ pub(crate) fn built_output(events: &[Value]) -> Value {
             "response.content_part.done" => assert_eq!(event["part"], output[idx]["content"][0]),
             "response.output_item.done" => {
                 output[idx]["status"] = event["item"]["status"].clone();
+                // Its arguments are sent with the whole item only.
+                if event["item"]["type"] == "tool_search_call" {
+                    output[idx]["arguments"] = event["item"]["arguments"].clone();
+                }
                 assert_eq!(event["item"], output[idx]);
             }
             name if name.ends_with("text.done") => {

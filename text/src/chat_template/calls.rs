@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use aho_corasick::AhoCorasick;
 use serde_json::{Map, Value};
 
-use super::{ChatTemplate, ConversationMessage};
+use super::{ChatTemplate, ConversationMessage, large_integers};
 use crate::TextError;
 
 /// Python's spelling of null in a text.
@@ -21,25 +21,29 @@ impl ChatTemplate {
         messages: &[ConversationMessage],
         extra: &Map<String, Value>,
     ) -> Result<String, TextError> {
-        let with_objects = self.render_content(messages, extra);
+        let with_objects = self.render_content(messages, extra, large_integers::with_objects);
         if !matches!(with_objects, Err(TextError::Conversation(_))) {
             return with_objects;
         }
         match with_arguments_as_text(messages) {
-            Some(with_texts) => self.render_content(&with_texts, extra).or(with_objects),
+            Some(with_texts) => {
+                self.render_content(&with_texts, extra, large_integers::as_they_are).or(with_objects)
+            }
             None => with_objects,
         }
     }
 
-    /// Renders a conversation. Content that is null is passed as null, or as an empty text if the template
-    /// cannot use null. Refuses a conversation if its template writes calls, but leaves out those of such
-    /// messages.
+    /// Renders a conversation, whose messages `to_values` converts. Content that is null is passed as null,
+    /// or as an empty text if the template cannot use null. Refuses a conversation if its template writes
+    /// calls, but leaves out those of such messages.
     fn render_content(
         &self,
         messages: &[ConversationMessage],
         extra: &Map<String, Value>,
+        to_values: fn(&[ConversationMessage]) -> minijinja::Value,
     ) -> Result<String, TextError> {
-        let with_null = self.render(messages, extra);
+        let render = |messages: &[ConversationMessage]| self.render_messages(to_values(messages), extra);
+        let with_null = render(messages);
         let is_final = matches!(with_null, Err(TextError::TooLong(_)));
         if is_final || messages.iter().all(|message| message.content.is_some()) {
             return with_null;
@@ -57,7 +61,7 @@ impl ChatTemplate {
             ..message.clone()
         };
         let filled: Vec<_> = messages.iter().map(with_text).collect();
-        let prompt = match (with_null, self.render(&filled, extra)) {
+        let prompt = match (with_null, render(&filled)) {
             (Ok(with_null), Ok(with_text)) => {
                 let num_words = |prompt: &str| prompt.matches(NULL_WORD).count();
                 let writes_null = num_words(&with_null) > num_words(&with_text);

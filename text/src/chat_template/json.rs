@@ -6,6 +6,8 @@ use std::fmt::Write as _;
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
+use super::large_integers::LargeInteger;
+
 /// Maximum depth of a value. JSON of clients has at most 128 levels.
 const MAX_DEPTH: usize = 200;
 /// Maximum characters of indentation per level.
@@ -78,6 +80,10 @@ impl Writer {
     fn write(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > MAX_DEPTH {
             return Err(invalid(format!("tojson: more than {MAX_DEPTH} levels")));
+        }
+        if let Some(LargeInteger(digits)) = value.downcast_object_ref::<LargeInteger>() {
+            self.text.push_str(digits);
+            return Ok(());
         }
         match value.kind() {
             ValueKind::Undefined | ValueKind::None => self.text.push_str("null"),

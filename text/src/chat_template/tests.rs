@@ -178,6 +178,47 @@ fn templates_that_need_a_text_see_arguments_as_one() {
     assert!(matches!(error, TextError::Conversation(_)), "{error}");
 }
 
+#[test]
+fn integers_in_arguments_keep_their_digits() {
+    let (large, larger) = ("-18446744073709551616", "7".repeat(400));
+    let json = format!(r#"{{"a": {large}, "b": [{larger}, 1.50, {{}}, null, "\u00e9"], "c": {{"d": 7}}}}"#);
+    let arguments = crate::parse_arguments(&json).unwrap();
+    let call = json!({ "function": { "name": "f", "arguments": arguments }, "id": "1" });
+    let other = json!({ "function": { "name": "g", "arguments": { "a": 1 } } });
+    let message = ConversationMessage {
+        tool_calls: vec![call, other],
+        ..ConversationMessage::new("assistant", "a".into())
+    };
+    let render = |expression: &str| {
+        let source = format!(
+            "{{% for m in messages %}}{{% for c in m.tool_calls %}}{{{{ {expression} }}}}{{% endfor %}}{{% endfor %}}"
+        );
+        let template = ChatTemplate::compile(&source, "", "").unwrap();
+        template.render_calls(&[ConversationMessage::new("user", "Hi".into()), message.clone()], &Map::new())
+    };
+    for (expression, expected) in [
+        (
+            "c.function.arguments | tojson",
+            format!(r#"{{"a": {large}, "b": [{larger}, 1.5, {{}}, null, "é"], "c": {{"d": 7}}}}{{"a": 1}}"#),
+        ),
+        (
+            "c | tojson",
+            format!(
+                r#"{{"function": {{"name": "f", "arguments": {{"a": {large}, "b": [{larger}, 1.5, {{}}, null, "é"], "c": {{"d": 7}}}}}}, "id": "1"}}{{"function": {{"name": "g", "arguments": {{"a": 1}}}}}}"#
+            ),
+        ),
+        ("c.function.arguments.a ~ m.role ~ m.content", format!("{large}assistanta1assistanta")),
+        ("[c.function.arguments.a]", format!("[{large}][1]")),
+        // The whole conversation is rendered with texts.
+        (
+            "': ' + c.function.arguments",
+            format!(r#": {{"a":{large},"b":[{larger},1.50,{{}},null,"é"],"c":{{"d":7}}}}: {{"a":1}}"#),
+        ),
+    ] {
+        assert_eq!(render(expression).unwrap(), expected, "{expression}");
+    }
+}
+
 /// A rendering that takes too long blocks other prompts for seconds.
 #[test]
 fn no_other_form_is_tried_after_a_rendering_that_took_too_long() {

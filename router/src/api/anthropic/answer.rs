@@ -5,7 +5,7 @@ use serde_json::json;
 use serde_json::value::RawValue;
 use speculation::FinishReason;
 
-use crate::api::functions::call_id;
+use crate::api::functions::{call_id, json_arguments};
 use crate::api::handler::unfinished;
 use crate::api::parsed_output::{OutputPart, ParsedOutput, PartEvent};
 use crate::api::sse::{EventEncoder, write_named_event};
@@ -50,8 +50,7 @@ enum Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// Creates the block of a part. A truncated call has an empty input, because incomplete JSON has no
-    /// value.
+    /// Creates the block of a part.
     fn new(message_id: &str, part: &'a OutputPart) -> Self {
         match part {
             OutputPart::Text(text) => Self::Text { text },
@@ -59,14 +58,10 @@ impl<'a> Block<'a> {
             OutputPart::Call { idx, call } => Self::ToolUse {
                 id: call_id("toolu_", message_id, 0, *idx),
                 name: &call.name,
-                input: serde_json::from_str(&call.arguments).unwrap_or_else(|_| empty_input()),
+                input: json_arguments(&call.arguments),
             },
         }
     }
-}
-
-fn empty_input() -> &'static RawValue {
-    serde_json::from_str("{}").expect("it is JSON")
 }
 
 /// Usage; cached tokens are counted separately from `input_tokens`.

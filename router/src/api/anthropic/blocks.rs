@@ -1,24 +1,59 @@
 //! The blocks of a message's `content`: text, tool calls, tool results and reasoning.
 
+use std::fmt;
+
 use serde::Deserialize;
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
+use text::parse_arguments;
 
 use crate::api::conversation::ConversationBuilder;
-use crate::api::functions::parse_arguments;
 use crate::error::RouterError;
 
 /// A text, or a list of blocks.
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "a string or a list of blocks")]
+#[derive(Debug)]
 pub(super) enum Content {
     Text(String),
-    Blocks(Vec<Map<String, Value>>),
+    Blocks(Vec<Fields>),
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ContentVisitor;
+        impl<'de> Visitor<'de> for ContentVisitor {
+            type Value = Content;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or a list of blocks")
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Content, E> {
+                Ok(Content::Text(text.to_owned()))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, blocks: A) -> Result<Content, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(blocks)).map(Content::Blocks)
+            }
+        }
+        deserializer.deserialize_any(ContentVisitor)
+    }
+}
+
+/// The fields of a block.
+#[derive(Debug, Deserialize)]
+#[serde(expecting = "a block, which is an object")]
+pub(super) struct Fields {
+    /// The arguments of a call. They stay JSON until they are read, as a [`Value`] holds no integers beyond
+    /// 64 bits.
+    #[serde(default)]
+    input: Option<Box<RawValue>>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
 
 /// One block of a message.
 struct Block<'a> {
     path: String,
-    fields: &'a Map<String, Value>,
+    fields: &'a Fields,
 }
 
 impl Content {
@@ -78,11 +113,11 @@ impl Content {
 
 impl Block<'_> {
     fn kind(&self) -> &str {
-        self.fields.get("type").and_then(Value::as_str).unwrap_or_default()
+        self.fields.others.get("type").and_then(Value::as_str).unwrap_or_default()
     }
 
     fn only_text(&self) -> Result<String, RouterError> {
-        match self.fields.get("text").and_then(Value::as_str) {
+        match self.fields.others.get("text").and_then(Value::as_str) {
             Some(text) if self.kind() == "text" => Ok(text.to_owned()),
             _ => {
                 let message =
@@ -100,17 +135,16 @@ impl Block<'_> {
 
     fn text(&self, field: &str) -> Result<&str, RouterError> {
         let path = || format!("{}.{field}", self.path);
-        let text = self.fields.get(field).and_then(Value::as_str);
+        let text = self.fields.others.get(field).and_then(Value::as_str);
         text.ok_or_else(|| RouterError::invalid(path(), format!("{} must be a string", path())))
     }
 
     fn call(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
-        let input = self.fields.get("input").unwrap_or(&Value::Null);
         let path = format!("{}.input", self.path);
-        let arguments = match input {
-            Value::Object(_) => parse_arguments(&path, input)?,
-            _ => return Err(RouterError::invalid(&path, format!("{path} must be an object"))),
-        };
+        let invalid = |why: &str| RouterError::invalid(&path, format!("{path} must be an object{why}"));
+        let json = self.fields.input.as_ref().map(|input| input.get()).filter(|json| json.starts_with('{'));
+        let arguments = parse_arguments(json.ok_or_else(|| invalid(""))?)
+            .map_err(|error| invalid(&format!(": {error}")))?;
         builder.push_tool_call(self.text("id")?, self.text("name")?, arguments);
         Ok(())
     }
@@ -119,7 +153,7 @@ impl Block<'_> {
     /// report the error.
     fn result(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
         let path = format!("{}.content", self.path);
-        let content = self.fields.get("content").filter(|content| !content.is_null());
+        let content = self.fields.others.get("content").filter(|content| !content.is_null());
         let output = match content.map(Content::deserialize) {
             None => String::new(),
             Some(Ok(content)) => content.into_text(&path)?,

@@ -63,6 +63,8 @@ pub(super) struct Body {
     _metadata: IgnoredAny,
     #[serde(rename = "service_tier")]
     _service_tier: IgnoredAny,
+    #[serde(rename = "speed")]
+    _speed: IgnoredAny,
     #[serde(rename = "inference_geo")]
     _inference_geo: IgnoredAny,
     #[serde(rename = "cache_control")]

@@ -35,13 +35,27 @@ pub(in crate::api) struct Model<'a> {
     id: &'a str,
     display_name: &'a str,
     created_at: String,
+    /// Always `active`: the API has no other models.
+    lifecycle: &'static str,
+    /// The context window.
+    max_input_tokens: u32,
+    /// The window, less one position for the prompt.
+    max_tokens: u32,
 }
 
 impl<'a> From<&'a ModelEntry> for Model<'a> {
     fn from(entry: &'a ModelEntry) -> Self {
         let seconds = i64::try_from(entry.created).unwrap_or_default();
         let created_at = Timestamp::from_second(seconds).unwrap_or_default().to_string();
-        Self { r#type: "model", id: &entry.id, display_name: &entry.id, created_at }
+        Self {
+            r#type: "model",
+            id: &entry.id,
+            display_name: &entry.id,
+            created_at,
+            lifecycle: "active",
+            max_input_tokens: entry.max_model_len,
+            max_tokens: entry.max_model_len.saturating_sub(1),
+        }
     }
 }
 

@@ -137,6 +137,8 @@ pub struct Body {
     _prompt_cache_key: IgnoredAny,
     #[serde(rename = "prompt_cache_retention")]
     _prompt_cache_retention: IgnoredAny,
+    #[serde(rename = "prompt_cache_options")]
+    _prompt_cache_options: IgnoredAny,
     #[serde(rename = "spaces_between_special_tokens")]
     _spaces_between_special_tokens: IgnoredAny,
     #[serde(rename = "request_id")]

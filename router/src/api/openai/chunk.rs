@@ -18,7 +18,6 @@ use crate::api::sse::{EventEncoder, write_event};
 use crate::error::RouterError;
 use crate::pipeline::text_delta::{Part, ResponseInfo, TextDelta};
 use crate::pipeline::text_stream::TextStream;
-use crate::request::span::finish_reason_name;
 use crate::request::{Operation, Usage};
 
 /// Writes the chunks of one response.
@@ -74,7 +73,7 @@ impl ChunkWriter {
             return;
         }
         let speculation = self.speculation(&delta);
-        let finish_reason = delta.finish.map(finish_reason_name);
+        let finish_reason = delta.finish.map(|reason| reason.as_str());
         let stop_reason = delta.finish.map(|_| text.stop_reason(delta.choice as usize));
         let has_logprobs = info.logprobs && !delta.tokens.is_empty();
         let token_ids = self.token_ids_of(&delta);

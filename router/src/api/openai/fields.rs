@@ -256,6 +256,7 @@ pub const FIELDS: &[Field] = &[
     both(Ignored, "safety_identifier", "\"x\"", ""),
     both(Ignored, "prompt_cache_key", "\"x\"", "prefixes are matched by content"),
     both(Ignored, "prompt_cache_retention", "\"24h\"", ""),
+    both(Ignored, "prompt_cache_options", "{\"mode\": \"explicit\"}", ""),
     both(
         Ignored,
         "spaces_between_special_tokens",

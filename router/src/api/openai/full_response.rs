@@ -18,7 +18,6 @@ use crate::pipeline::response_memory::MemoryReservation;
 use crate::pipeline::text_delta::Part;
 use crate::pipeline::text_stream::TextStream;
 use crate::request::Operation;
-use crate::request::span::finish_reason_name;
 
 /// One complete choice.
 #[derive(Debug, Default)]
@@ -149,7 +148,7 @@ fn completion(
         Ok(CompletionChoice {
             index: index as u32,
             logprobs: info.logprobs.then(|| CompletionLogprobs::new(vocabulary, &choice.tokens)),
-            finish_reason: Some(finish_reason_name(choice.finish.ok_or_else(unfinished)?)),
+            finish_reason: Some(choice.finish.ok_or_else(unfinished)?.as_str()),
             stop_reason: text.stop_reason(index),
             token_ids: choice.token_ids,
             prompt_token_ids: options.token_ids.then(|| text.prompt_token_ids(index)),

@@ -56,7 +56,7 @@ impl FunctionCalls {
     }
 }
 
-/// Checks a message's call; returns it with its arguments as an object.
+/// Checks a message's call; returns it with its arguments as a conversation has them.
 fn read_call(idx: usize, message: &Message, mut call: Value) -> Result<Value, RouterError> {
     let path = format!("messages[{idx}].{FUNCTION_CALL}");
     let invalid = |path: &str, why: &str| Err(RouterError::invalid(path, format!("{path} {why}")));
@@ -69,6 +69,6 @@ fn read_call(idx: usize, message: &Message, mut call: Value) -> Result<Value, Ro
     if !call["name"].is_string() {
         return invalid(&format!("{path}.name"), "must be a string");
     }
-    call["arguments"] = parse_arguments(&format!("{path}.arguments"), &call["arguments"])?.into();
+    call["arguments"] = parse_arguments(&format!("{path}.arguments"), &call["arguments"])?;
     Ok(call)
 }

@@ -8,7 +8,6 @@ use speculation::FinishReason;
 use crate::api::functions::parse_arguments;
 use crate::error::RouterError;
 use crate::output::ToolCall;
-use crate::request::span::finish_reason_name;
 
 /// The field of an answer that contains calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -24,14 +23,14 @@ impl CallField {
     /// Finish reason of a choice that may contain calls.
     pub(super) fn finish_reason(self, reason: FinishReason, has_calls: bool) -> &'static str {
         match self {
-            _ if !has_calls || reason != FinishReason::Stop => finish_reason_name(reason),
+            _ if !has_calls || reason != FinishReason::Stop => reason.as_str(),
             Self::ToolCalls => "tool_calls",
             Self::FunctionCall => "function_call",
         }
     }
 }
 
-/// Reads an assistant's earlier calls for the template, with their arguments as objects.
+/// Reads an assistant's earlier calls for the template.
 pub(super) fn parse_earlier_calls(path: &str, calls: Vec<Value>) -> Result<Vec<Value>, RouterError> {
     let parse = |(idx, mut call): (usize, Value)| {
         if !call["function"]["name"].is_string() {
@@ -40,7 +39,7 @@ pub(super) fn parse_earlier_calls(path: &str, calls: Vec<Value>) -> Result<Vec<V
         }
         let arguments =
             parse_arguments(&format!("{path}[{idx}].function.arguments"), &call["function"]["arguments"])?;
-        call["function"]["arguments"] = Value::Object(arguments);
+        call["function"]["arguments"] = arguments;
         // Added by openai-python's parser; templates that write the whole function would show it.
         if let Value::Object(function) = &mut call["function"] {
             function.shift_remove("parsed_arguments");

@@ -1,14 +1,16 @@
 //! [`ResponseObject`]: a response object, complete or not.
 
 use serde::Serialize;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use speculation::FinishReason;
 
 use super::ID_PREFIX;
 use super::body::{ResponseOptions, function_call_id};
 use super::custom_tools::input_of;
-use super::tools::{ClientTool, ClientTools};
-use crate::api::functions::unique_part;
+use super::tool_search;
+use super::tools::{ClientTool, ClientTools, ToolKind};
+use crate::api::functions::{json_arguments, unique_part};
 use crate::api::openai::response::{ASSISTANT, MetricsBody, SpeculationBody};
 use crate::api::parsed_output::OutputPart;
 use crate::error::RouterError;
@@ -95,6 +97,14 @@ pub(super) enum Item<'a> {
         input: String,
         status: &'static str,
     },
+    /// A search for tools.
+    ToolSearchCall {
+        id: String,
+        call_id: String,
+        execution: &'static str,
+        arguments: &'a RawValue,
+        status: &'static str,
+    },
     /// Reasoning of the model.
     Reasoning { id: String, summary: [(); 0], content: Vec<Content<'a>>, status: &'static str },
 }
@@ -106,6 +116,7 @@ pub(super) enum ItemKind {
     Reasoning,
     FunctionCall,
     CustomToolCall,
+    ToolSearchCall,
 }
 
 impl ItemKind {
@@ -114,8 +125,11 @@ impl ItemKind {
         match part {
             OutputPart::Text(_) => Self::Message,
             OutputPart::Reasoning(_) => Self::Reasoning,
-            OutputPart::Call { call, .. } if client_tools.get(&call.name).is_custom => Self::CustomToolCall,
-            OutputPart::Call { .. } => Self::FunctionCall,
+            OutputPart::Call { call, .. } => match client_tools.get(&call.name).kind {
+                ToolKind::Function => Self::FunctionCall,
+                ToolKind::Custom => Self::CustomToolCall,
+                ToolKind::Search => Self::ToolSearchCall,
+            },
         }
     }
 }
@@ -141,6 +155,8 @@ struct ResponseUsage {
 #[derive(Debug, Serialize)]
 struct InputDetails {
     cached_tokens: u64,
+    /// Always 0: what a prompt adds to the cache has no price of its own.
+    cache_write_tokens: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -174,13 +190,20 @@ impl<'a> Item<'a> {
             OutputPart::Reasoning(_) => Self::Reasoning { id, summary: [], content, status },
             OutputPart::Call { idx, call } => {
                 let call_id = function_call_id(response_id, *idx);
-                let ClientTool { namespace, name, is_custom } = client_tools.get(&call.name);
-                if is_custom {
-                    let input = input_of(&call.arguments);
-                    Self::CustomToolCall { id, call_id, namespace, name, input, status }
-                } else {
-                    let arguments = &call.arguments;
-                    Self::FunctionCall { id, call_id, namespace, name, arguments, status }
+                let ClientTool { namespace, name, kind } = client_tools.get(&call.name);
+                let arguments = &call.arguments;
+                match kind {
+                    ToolKind::Function => {
+                        Self::FunctionCall { id, call_id, namespace, name, arguments, status }
+                    }
+                    ToolKind::Custom => {
+                        let input = input_of(arguments);
+                        Self::CustomToolCall { id, call_id, namespace, name, input, status }
+                    }
+                    ToolKind::Search => {
+                        let (execution, arguments) = (tool_search::CLIENT, json_arguments(arguments));
+                        Self::ToolSearchCall { id, call_id, execution, arguments, status }
+                    }
                 }
             }
         }
@@ -202,6 +225,10 @@ impl<'a> Item<'a> {
                 let input = String::new();
                 Self::CustomToolCall { id, call_id, namespace, name, input, status: IN_PROGRESS }
             }
+            Self::ToolSearchCall { id, call_id, execution, .. } => {
+                let arguments = json_arguments("");
+                Self::ToolSearchCall { id, call_id, execution, arguments, status: IN_PROGRESS }
+            }
         }
     }
 }
@@ -216,6 +243,7 @@ pub(super) fn item_id(response_id: &str, kind: ItemKind, idx: usize) -> String {
         ItemKind::Reasoning => "rs",
         ItemKind::FunctionCall => "fc",
         ItemKind::CustomToolCall => "ctc",
+        ItemKind::ToolSearchCall => "tsc",
     };
     format!("{prefix}_{}_{idx}", unique_part(response_id))
 }
@@ -310,7 +338,7 @@ impl From<&Usage> for ResponseUsage {
     fn from(usage: &Usage) -> Self {
         Self {
             input_tokens: usage.prompt_tokens,
-            input_tokens_details: InputDetails { cached_tokens: usage.cached_tokens },
+            input_tokens_details: InputDetails { cached_tokens: usage.cached_tokens, cache_write_tokens: 0 },
             output_tokens: usage.completion_tokens,
             output_tokens_details: OutputDetails { reasoning_tokens: 0 },
             total_tokens: usage.prompt_tokens + usage.completion_tokens,

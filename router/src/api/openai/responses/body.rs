@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::input::read_item;
 use super::input_items;
 use super::references::resolve;
+use super::tool_search::loaded_tools;
 use super::tools::{ClientTools, as_functions};
 use crate::api::conversation::ConversationBuilder;
 use crate::api::disabled::{is_disabled, refuse_fields, unsupported};
@@ -83,6 +84,8 @@ pub(super) struct Body {
     _prompt_cache_key: IgnoredAny,
     #[serde(rename = "prompt_cache_retention")]
     _prompt_cache_retention: IgnoredAny,
+    #[serde(rename = "prompt_cache_options")]
+    _prompt_cache_options: IgnoredAny,
     // The Codex CLI's.
     #[serde(rename = "client_metadata")]
     _client_metadata: IgnoredAny,
@@ -111,15 +114,21 @@ struct Reasoning {
     effort: Option<String>,
     summary: Option<String>,
     generate_summary: Option<String>,
+    context: Option<String>,
+    mode: Option<String>,
 }
 
 impl Reasoning {
-    /// Returns the effort. A summary is refused unless the server may decide to write none.
+    /// Returns the effort. The other fields are refused unless the server may decide: it writes no summary,
+    /// and the chat template decides which earlier reasoning the model sees.
     fn into_effort(self) -> Result<Option<String>, RouterError> {
-        for (field, summary) in
-            [("reasoning.summary", self.summary), ("reasoning.generate_summary", self.generate_summary)]
-        {
-            if summary.is_some_and(|summary| summary != "auto") {
+        for (field, value, default) in [
+            ("reasoning.summary", self.summary, "auto"),
+            ("reasoning.generate_summary", self.generate_summary, "auto"),
+            ("reasoning.context", self.context, "auto"),
+            ("reasoning.mode", self.mode, "standard"),
+        ] {
+            if value.is_some_and(|value| value != default) {
                 return Err(unsupported(field));
             }
         }
@@ -217,7 +226,7 @@ impl Body {
         let tool_choice = self.tool_choice.unwrap_or_else(|| json!("auto"));
         let tools = self.tools.unwrap_or_default();
         let choice = ToolFormat::Flat.parse_choice(Some(&tool_choice))?;
-        let (functions, client_tools) = as_functions(tools.clone(), &choice)?;
+        let (functions, client_tools) = as_functions(&tools, loaded_tools(&input)?, &choice)?;
         let mut parsed_tools = ToolFormat::Flat.parse_at(functions, choice, self.parallel_tool_calls)?;
         let reasoning = self.reasoning.map(|Object(reasoning)| reasoning).unwrap_or_default();
         let reasoning_effort = reasoning.into_effort()?;

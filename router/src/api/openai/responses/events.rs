@@ -105,8 +105,10 @@ impl ResponseEvents {
             // The input of a custom tool is known once the arguments that contain it are complete.
             PartEvent::Delta(..) if kind == ItemKind::CustomToolCall => {}
             PartEvent::Delta(_, more) => {
-                let content_event = ContentEvent { delta: Some(more), logprobs, ..base_event() };
-                write(number, &format!("response.{}.delta", content_name(kind)), content_event, events);
+                if let Some(content) = content_name(kind) {
+                    let content_event = ContentEvent { delta: Some(more), logprobs, ..base_event() };
+                    write(number, &format!("response.{content}.delta"), content_event, events);
+                }
             }
             PartEvent::Done(_) => {
                 let input;
@@ -126,7 +128,9 @@ impl ResponseEvents {
                         ..base_event()
                     },
                 };
-                write(number, &format!("response.{}.done", content_name(kind)), whole, events);
+                if let Some(content) = content_name(kind) {
+                    write(number, &format!("response.{content}.done"), whole, events);
+                }
                 if is_text {
                     let content_event = ContentEvent { part: Content::from_part(part), ..base_event() };
                     write(number, "response.content_part.done", content_event, events);
@@ -138,13 +142,14 @@ impl ResponseEvents {
     }
 }
 
-/// Name of an item's content in event names.
-fn content_name(kind: ItemKind) -> &'static str {
+/// Name of an item's content in event names; `None` if the content is only sent with the whole item.
+fn content_name(kind: ItemKind) -> Option<&'static str> {
     match kind {
-        ItemKind::Message => "output_text",
-        ItemKind::Reasoning => "reasoning_text",
-        ItemKind::FunctionCall => "function_call_arguments",
-        ItemKind::CustomToolCall => "custom_tool_call_input",
+        ItemKind::Message => Some("output_text"),
+        ItemKind::Reasoning => Some("reasoning_text"),
+        ItemKind::FunctionCall => Some("function_call_arguments"),
+        ItemKind::CustomToolCall => Some("custom_tool_call_input"),
+        ItemKind::ToolSearchCall => None,
     }
 }
 

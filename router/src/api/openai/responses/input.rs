@@ -4,9 +4,11 @@
 use serde_json::{Map, Value};
 
 use super::custom_tools::arguments_of;
-use super::tools::function_name;
+use super::tool_search;
+use super::tools::{function_name, function_names};
 use crate::api::conversation::ConversationBuilder;
 use crate::api::functions::parse_arguments;
+use crate::api::json::to_json;
 use crate::error::RouterError;
 
 /// Fields of all items, without effect besides the type. The last one is the Codex CLI's.
@@ -30,11 +32,16 @@ pub(super) fn read_item(
         "function_call" => item.call(builder),
         "custom_tool_call" => item.custom_call(builder),
         "function_call_output" | "custom_tool_call_output" => item.output(builder),
+        "tool_search_call" => item.search(builder),
+        tool_search::OUTPUT => item.search_output(builder),
+        // Its tools are read with those of the request.
+        tool_search::ADDITIONAL => item.check_fields(&["role", "tools"]),
         "reasoning" => item.reasoning(builder),
         other => {
             let path = item.path;
-            let expected = "message, function_call, custom_tool_call, their outputs (function_call_output, \
-                            custom_tool_call_output), reasoning or item_reference";
+            let expected = "message, function_call, custom_tool_call, tool_search_call, their outputs \
+                            (function_call_output, custom_tool_call_output, tool_search_output), \
+                            additional_tools, reasoning or item_reference";
             let message = format!("{path} must be of type {expected}, not `{other}`");
             Err(RouterError::invalid(path, message))
         }
@@ -65,7 +72,7 @@ impl Item<'_> {
 
     fn custom_call(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
         self.check_fields(&["call_id", "namespace", "name", "input"])?;
-        let arguments = arguments_of(self.text("input")?);
+        let arguments = arguments_of(self.text("input")?).into();
         builder.push_tool_call(self.text("call_id")?, &self.function()?, arguments);
         Ok(())
     }
@@ -82,6 +89,24 @@ impl Item<'_> {
         self.check_fields(&["call_id", "namespace", "name", "output"])?;
         let output = self.content("output", &["input_text", "output_text", "text"])?;
         builder.push_tool_result(&format!("{}.call_id", self.path), self.text("call_id")?, output)
+    }
+
+    fn search(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
+        self.check_fields(&["call_id", "execution", "arguments"])?;
+        let arguments = self.fields.get("arguments").unwrap_or(&Value::Null);
+        let arguments = parse_arguments(&format!("{}.arguments", self.path), arguments)?;
+        builder.push_tool_call(self.text("call_id")?, tool_search::TYPE, arguments);
+        Ok(())
+    }
+
+    /// Appends the names of the tools found: the model sees their definitions with those of all other tools.
+    fn search_output(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
+        self.check_fields(&["call_id", "execution", "tools"])?;
+        let Some(Value::Array(tools)) = self.fields.get("tools") else {
+            return Err(self.invalid("tools", "a list of tools"));
+        };
+        let names = to_json(&function_names(tools));
+        builder.push_tool_result(&format!("{}.call_id", self.path), self.text("call_id")?, names)
     }
 
     /// Appends reasoning. The summary is ignored, because it is not the model's own reasoning.

@@ -98,6 +98,9 @@ fn complete(response_id: &str, idx: usize, mut item: Item) -> Item {
         "function_call_output" => (false, "fco"),
         "custom_tool_call" => (false, "ctc"),
         "custom_tool_call_output" => (false, "ctco"),
+        "tool_search_call" => (false, "tsc"),
+        "tool_search_output" => (false, "tso"),
+        "additional_tools" => (false, "at"),
         _ => (false, "rs"),
     };
     let is_assistant = item.get("role").is_some_and(|role| role == "assistant");

@@ -11,6 +11,7 @@ mod events;
 mod input;
 pub(in crate::api) mod input_items;
 mod references;
+mod tool_search;
 mod tools;
 
 use std::sync::Arc;
