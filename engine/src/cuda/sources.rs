@@ -9,6 +9,9 @@ const TILED: &str = include_str!("kernels/tiled.cuh");
 const WARPGROUP: &str = include_str!("kernels/warpgroup.cuh");
 const PANELS: &str = include_str!("kernels/panels.cuh");
 const WIDEN: &str = include_str!("kernels/widen.cuh");
+/// Text between the prelude and files with attention.
+const ATTENTION_TILES: &str = include_str!("kernels/attention.cuh");
+const ATTENTION_MERGE: &str = include_str!("kernels/attention_merge.cuh");
 /// Text between the prelude and files that split rows of logits into parts.
 const PARTS: &str = include_str!("kernels/parts.cuh");
 
@@ -333,6 +336,7 @@ source!(
 source!(
     ATTENTION,
     "attention.cu",
+    [ATTENTION_TILES, ATTENTION_MERGE],
     [
         kernel("attention_16", 32, 128).with_copies(attention_stage_bytes(16, 1), false),
         kernel("attention_32", 32, 128).with_copies(attention_stage_bytes(32, 1), false),

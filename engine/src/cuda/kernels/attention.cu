@@ -6,72 +6,9 @@
 //   tiles [num_tiles]: up to 16 queries of one sequence that share a KV head; query q of a KV head is
 //   (row q / group, head kv_head * group + q % group)
 //
-// Keys are cut at fixed absolute positions into splits of 128. A warp processes a split for 16 queries as
-// FlashAttention-2 does (Dao 2023, arXiv 2307.08691): steps of 64 keys in order, rescaled by the running
-// maximum. A merge combines a row's splits: each is weighted relative to the row's highest score; splits
-// i, i + 8, i + 16 .. are added in order, and the contract's tree adds the eight sums. So several warps may
-// share the splits, and a row's bits depend on its position alone. If a tile has few splits, the block that
-// finishes it last merges them; otherwise a launch of `attention_merge` does. K and V are multiplied as
-// stored. Queries and probabilities are each split into two bf16 (x = high + low, about 16 bits), so that
-// both products match f32 products to about 2^-16. A key block outside a query's range adds exactly zero, so
-// the other queries of a tile do not affect it. Twin: parity/attention/exact.rs, within its bound.
-//
-// The warps of a block share the keys and values in shared memory: a tile of 64 queries loads them once. A block
-// processes a run of splits, so that it loads its queries once and copies the next step meanwhile.
-//
-// Rows of a token tree share all splits before the one in which the tree begins, in tiles as above. From
-// there on each row has its own tile, whose block table ends with blocks that `gather_blocks` (trees.cu)
-// assembled from the row's ancestors. So a warp reads the keys that a chain would have at each position, and
-// sums the same numbers in the same order. A mask over the stored keys could not do that: ancestors would be
-// in other blocks and lanes, and the order of the sums would differ. The cost: each row of a tree reads up to
-// seven blocks of 16 keys that its neighbours also read.
-
-#define SPLIT_KEYS 128
-#define SPLIT_BLOCKS 8u
-// Blocks of 16 keys of a step.
-#define STEP_BLOCKS 4u
-// Maximum number of splits in a run.
-#define RUN 8
-// Maximum number of splits of a tile that its last block merges.
-#define LAST_BLOCK_SPLITS 16
-
-// One tile of queries; written by `ops/attention.rs`.
-struct AttentionTile {
-  u32 first_query;  // row * group + head in group
-  u32 num_queries;  // 1 to 16, 32 or 64: a warp has 16
-  u32 table;        // offset of the sequence's block table
-  u32 first_key;    // smallest key that a query of the tile attends to
-  u32 end_key;      // one past the largest such key
-  u32 first_part;   // index of its first partial result; there is one per query and split
-  u32 part_stride;  // partial results per split: queries of the tile, or of the tile that contains it
-  u32 num_runs;     // blocks per KV head that share the tile, the last of which merges; 0: none of them merges
-};
-
-// Flag in a block table: the block is in `own`, not in `kv`. Such blocks are numbered over the whole pass.
-#define OWN 0x80000000u
-
-// A run of splits of a tile; each split that a tile needs is in one run. `split` is NO_SPLIT in entries that
-// pad the grid to a common size.
-struct AttentionWork {
-  u32 tile;
-  u32 split, end_split;
-};
-#define NO_SPLIT 0xffffffffu
-
-// Length of a partial result: the values, the maximum, the sum, and two numbers that align the next one.
-__device__ __forceinline__ u32 part_len(u32 head_dim) { return head_dim + 4; }
-
-// Index of the partial result of split `split` for query q of a tile and a KV head.
-__device__ __forceinline__ u64 part_of(const AttentionTile& tile, u32 split, u32 q, u32 kv_heads, u32 kv_head) {
-  const u32 part = tile.first_part + (split - tile.first_key / SPLIT_KEYS) * tile.part_stride + q;
-  return (u64)part * kv_heads + kv_head;
-}
-
-// Splits two floats into bf16 high parts and bf16 remainders: together about 16 bits.
-__device__ __forceinline__ void split_bf16(float x0, float x1, u32& high, u32& low) {
-  high = narrow_two(x0, x1);
-  low = narrow_two(x0 - __uint_as_float(high << 16), x1 - __uint_as_float(high & 0xffff0000u));
-}
+// What it computes: attention.cuh. A warp has 16 queries. The warps of a block share the keys and values in
+// shared memory: a tile of 64 queries loads them once. A block processes a run of splits, so that it loads its
+// queries once and copies the next step meanwhile.
 
 // A block of keys and values in shared memory: 16 rows of keys, then HEAD_DIM rows of 16 values. The layout
 // is that of global memory except that the 16-byte chunks of a row are swizzled to avoid bank conflicts.
@@ -146,7 +83,7 @@ template <int HEAD_DIM>
 struct Queries {
   static constexpr int STEPS = HEAD_DIM / 16;
   u32 high[STEPS][4], low[STEPS][4];
-  u32 see_first[2], see_end[2];
+  KeyRange sees[2];
 
   // `first` is the index of the warp's first query in the tile.
   __device__ __forceinline__ Queries(const float* qkv, const u32* positions, const AttentionTile& tile, u32 first, u32 row_width,
@@ -158,9 +95,7 @@ struct Queries {
       const bool exists = q < tile.num_queries;
       const u32 query = tile.first_query + (exists ? q : 0), row = query / group;
       const float* from = qkv + (u64)row * row_width + (kv_head * group + query % group) * HEAD_DIM + 2 * t;
-      const u32 position = exists ? positions[row] : 0;
-      see_end[r] = exists ? position + 1 : 0;
-      see_first[r] = window != 0 && position + 1 > window ? position + 1 - window : 0;
+      sees[r].set(exists, exists ? positions[row] : 0, window);
 #pragma unroll
       for (int i = 0; i < 2 * STEPS; ++i) {
         const u64 bits = exists ? load_8((const u64*)(from + 8 * i)) : 0;
@@ -175,18 +110,14 @@ struct Queries {
 template <int HEAD_DIM>
 struct SplitOfWarp {
   float values[HEAD_DIM / 8][4];
-  float maximum[2];
-  float sum[2];  // over this lane's keys only, until the end
+  Softmax softmax;
 
   __device__ __forceinline__ void begin() {
 #pragma unroll
     for (int n = 0; n < HEAD_DIM / 8; ++n) {
       for (int i = 0; i < 4; ++i) values[n][i] = 0.0f;
     }
-    for (int r = 0; r < 2; ++r) {
-      maximum[r] = NEG_INF;
-      sum[r] = 0.0f;
-    }
+    softmax.begin();
   }
 
   // Computes the scores of a block of 16 keys.
@@ -207,52 +138,16 @@ struct SplitOfWarp {
   // Adds a step of 64 keys, of which blocks `from .. to` are in shared memory; no query sees the others.
   __device__ __forceinline__ void add(const Queries<HEAD_DIM>& queries, const Stage<HEAD_DIM>* step, u32 from, u32 to,
                                       u32 first_key, float scale) {
-    const u32 t = threadIdx.x % 4;
     float scores[2 * STEP_BLOCKS][4] = {};
 #pragma unroll
     for (u32 b = 0; b < STEP_BLOCKS; ++b) {
       if (b >= from && b < to) multiply(queries, step[b], scores[2 * b], scores[2 * b + 1]);
     }
-    // The running maximum of each query: over this lane's keys, then over the four lanes that share the query.
+    float rescale[2];
+    softmax.add(scores, queries.sees, first_key, scale, rescale);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float largest = maximum[r];
-      // The range of keys that the query sees, counted from this lane's first one.
-      const i32 see_first = (i32)(queries.see_first[r] - first_key - 2 * t);
-      const i32 see_end = (i32)(queries.see_end[r] - first_key - 2 * t);
-#pragma unroll
-      for (int n = 0; n < 2 * STEP_BLOCKS; ++n) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const int key = 8 * n + c;
-          float& score = scores[n][2 * r + c];
-          score = key >= see_first && key < see_end ? score * scale : NEG_INF;
-          largest = score > largest ? score : largest;
-        }
-      }
-      for (int other_lane = 1; other_lane < 4; other_lane *= 2) {
-        const float other = __shfl_xor_sync(0xffffffffu, largest, other_lane);
-        largest = other > largest ? other : largest;
-      }
-      // A query that has seen no key so far: every exponential below is that of -infinity, zero.
-      const float base = largest == NEG_INF ? 0.0f : largest;
-      const float rescale = exp_f32_below_zero(maximum[r] - base);
-      maximum[r] = largest;
-      sum[r] = sum[r] * rescale;
-#pragma unroll
-      for (int n = 0; n < 2 * STEP_BLOCKS; ++n) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          float& score = scores[n][2 * r + c];
-          score = exp_f32_below_zero(score - base);
-          sum[r] = sum[r] + score;
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < HEAD_DIM / 8; ++n) {
-        values[n][2 * r] *= rescale;
-        values[n][2 * r + 1] *= rescale;
-      }
+    for (int n = 0; n < HEAD_DIM / 8; ++n) {
+      for (int i = 0; i < 4; ++i) values[n][i] *= rescale[i / 2];
     }
 #pragma unroll
     for (u32 b = 0; b < STEP_BLOCKS; ++b) {
@@ -281,9 +176,9 @@ struct SplitOfWarp {
   // `left` is the number of queries from it on.
   __device__ __forceinline__ void write(float* first_part, u32 left, u32 kv_heads) {
     const u32 g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    softmax.add_lanes();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      for (int step = 1; step < 4; step *= 2) sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], step);
       const u32 q = g + 8 * r;
       if (q >= left) continue;
       float* to = first_part + (u64)q * kv_heads * part_len(HEAD_DIM);
@@ -293,150 +188,12 @@ struct SplitOfWarp {
         to[8 * n + 2 * t + 1] = values[n][2 * r + 1];
       }
       if (t == 0) {
-        to[HEAD_DIM] = maximum[r];
-        to[HEAD_DIM + 1] = sum[r];
+        to[HEAD_DIM] = softmax.maximum[r];
+        to[HEAD_DIM + 1] = softmax.sum[r];
       }
     }
   }
 };
-
-// Where the result of one query goes, as four neighbouring numbers of each lane.
-struct Merged {
-  float* out;
-  bf16* rounded;
-  u32 row, column, width, panels;
-
-  // Query `query` of the block's KV head.
-  __device__ __forceinline__ Merged(float* out, bf16* rounded, u32 query, u32 group, u32 head_dim, u32 panels)
-      : rounded(rounded), row(query / group), width(gridDim.y * group * head_dim), panels(panels) {
-    column = (blockIdx.y * group + query % group) * head_dim;
-    this->out = out + (u64)row * width + column;
-  }
-  __device__ __forceinline__ void write(u32 i, float a, float b, float c, float d) const {
-    *(uint4*)(out + i) = make_uint4(__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d));
-    if (rounded) write_input(rounded, row, column + i, width, panels, a, b, c, d);
-  }
-};
-
-// Number of sums that the contract's tree adds; split i goes to sum i % SUMS.
-constexpr u32 SUMS = 8;
-constexpr u32 MAX_HEAD_DIM = 128;
-// Head dimensions per lane.
-constexpr u32 LANE_DIMS = MAX_HEAD_DIM / WARP;
-
-// Running sum of the splits that belong to one of the SUMS sums, in order: four neighbouring values per lane.
-struct SplitSum {
-  float sum;
-  float values[LANE_DIMS];
-
-  // `four_values` are the lane's values of a split.
-  __device__ __forceinline__ void add(const float* four_values, float weight, float part_sum, bool exists) {
-    const float kept = exists ? weight : 0.0f;
-    sum = fmaf(exists ? part_sum : 0.0f, kept, sum);
-    const uint4 four = *(const uint4*)four_values;
-    values[0] = fmaf(exists ? __uint_as_float(four.x) : 0.0f, kept, values[0]);
-    values[1] = fmaf(exists ? __uint_as_float(four.y) : 0.0f, kept, values[1]);
-    values[2] = fmaf(exists ? __uint_as_float(four.z) : 0.0f, kept, values[2]);
-    values[3] = fmaf(exists ? __uint_as_float(four.w) : 0.0f, kept, values[3]);
-  }
-
-  // A node of the contract's tree.
-  __device__ __forceinline__ SplitSum operator+(const SplitSum& other) const {
-    SplitSum both;
-    both.sum = sum + other.sum;
-#pragma unroll
-    for (u32 j = 0; j < LANE_DIMS; ++j) both.values[j] = values[j] + other.values[j];
-    return both;
-  }
-};
-
-// Range of the splits that a row needs.
-struct SplitRange {
-  u32 first, end;
-  __device__ __forceinline__ SplitRange(u32 position, u32 window) {
-    const u32 len = position + 1;
-    first = window != 0 && len > window ? (len - window) / SPLIT_KEYS : 0;
-    end = (len + SPLIT_KEYS - 1) / SPLIT_KEYS;
-  }
-};
-
-// Whether this block is the last of the `blocks` blocks of a launch that call this with one counter, which is
-// zero before and after the launch. If so, it may read what the others wrote to global memory before they
-// called. The counter is incremented by atomics only.
-__device__ __forceinline__ bool is_last_block(u32* counter, u32 blocks) {
-  __shared__ u32 num_earlier;
-  __syncthreads();
-  if (blocks == 1) return true;
-  if (threadIdx.x == 0) {
-    __threadfence();
-    num_earlier = atomicInc(counter, blocks - 1);  // the last one sets it to zero
-    __threadfence();
-  }
-  __syncthreads();
-  return num_earlier == blocks - 1;
-}
-
-// Merges the splits of a tile. All blocks of the tile have written their partial results, each of which is
-// copied to shared memory once; copies for as many queries as fit are in flight together. A thread then
-// merges four neighbouring values of a query. It computes one sum at a time: few registers, and the bits of
-// `attention_merge`. `memory` holds STAGES steps, which nothing else uses any more.
-template <int HEAD_DIM, u32 WARPS>
-__device__ __forceinline__ void merge_tile(uint4* memory, const float* partial, const u32* positions,
-                                           const AttentionTile& tile, u32 group, u32 window, float* out, bf16* rounded,
-                                           u32 panels) {
-  // Numbers of a partial result, and chunks of 16 bytes.
-  constexpr u32 LEN = HEAD_DIM + 4, CHUNKS = LEN / 4;
-  constexpr u32 MAX_PARTS = STAGES<WARPS> * STEP_BLOCKS * Stage<HEAD_DIM>::CHUNKS / CHUNKS;
-  static_assert(MAX_PARTS >= LAST_BLOCK_SPLITS, "all splits of a query fit in shared memory");
-  const u32 first_split = tile.first_key / SPLIT_KEYS;
-  const u32 splits = (tile.end_key + SPLIT_KEYS - 1) / SPLIT_KEYS - first_split;
-  const u32 at_once = MAX_PARTS / splits;
-#pragma unroll 1
-  for (u32 begin = 0; begin < tile.num_queries; begin += at_once) {
-    const u32 end = min(begin + at_once, tile.num_queries);
-#pragma unroll 1
-    for (u32 q = begin + threadIdx.x / WARP; q < end; q += WARPS) {
-#pragma unroll 1
-      for (u32 split = 0; split < splits; ++split) {
-        const u64 part = part_of(tile, first_split + split, q, gridDim.y, blockIdx.y);
-        const uint4* const from = (const uint4*)(partial + part * LEN);
-        uint4* const to = memory + ((q - begin) * splits + split) * CHUNKS;
-#pragma unroll
-        for (u32 i = threadIdx.x % WARP; i < CHUNKS; i += WARP) cp_async_16(to + i, from + i, true);
-      }
-    }
-    cp_async_commit();
-    cp_async_wait<0>();
-    __syncthreads();
-    constexpr u32 LANES = HEAD_DIM / LANE_DIMS;
-#pragma unroll 1
-    for (u32 i = threadIdx.x; i < (end - begin) * LANES; i += WARPS * WARP) {
-      const u32 column = i % LANES * LANE_DIMS, query = tile.first_query + begin + i / LANES;
-      const SplitRange needed(positions[query / group], window);
-      const float* const parts = (const float*)(memory + i / LANES * splits * CHUNKS);
-      float maximum = NEG_INF;
-#pragma unroll 1
-      for (u32 split = needed.first; split < needed.end; ++split) {
-        const float other = parts[(split - first_split) * LEN + HEAD_DIM];
-        maximum = other > maximum ? other : maximum;
-      }
-      auto sum = [&](u32 number) {
-        SplitSum splits_in_order = {};
-#pragma unroll 1
-        for (u32 split = needed.first + (number - needed.first) % SUMS; split < needed.end; split += SUMS) {
-          const float* const part = parts + (split - first_split) * LEN;
-          splits_in_order.add(part + column, exp_f32(part[HEAD_DIM] - maximum), part[HEAD_DIM + 1], true);
-        }
-        return splits_in_order;
-      };
-      const SplitSum all = ((sum(0) + sum(1)) + (sum(2) + sum(3))) + ((sum(4) + sum(5)) + (sum(6) + sum(7)));
-      const Merged to(out, rounded, query, group, HEAD_DIM, panels);
-      to.write(column, all.values[0] / all.sum, all.values[1] / all.sum, all.values[2] / all.sum, all.values[3] / all.sum);
-    }
-    // All threads have read these partial results, which the next copies overwrite.
-    __syncthreads();
-  }
-}
 
 // partial [parts][kv_heads][part_len] f32. own [blocks][kv_heads][K: 16 x HEAD_DIM | V: HEAD_DIM x 16] bf16:
 // blocks of single tree rows, of this layer, from block `first_own` of the pass on. Dynamic shared memory:
@@ -516,7 +273,8 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
   const AttentionTile merged = tiles[index];
   if (merged.num_runs == 0) return;  // all threads of the block return
   if (is_last_block(arrived + (u64)index * kv_heads + kv_head, merged.num_runs)) {
-    merge_tile<HEAD_DIM, WARPS>(memory, partial, positions, merged, group, window, out, rounded, panels);
+    constexpr u32 MAX_PARTS = STAGES<WARPS> * STEP_BLOCKS * Stage<HEAD_DIM>::CHUNKS / (part_len(HEAD_DIM) / 4);
+    merge_tile<HEAD_DIM, WARPS, MAX_PARTS>(memory, partial, positions, merged, group, window, out, rounded, panels);
   }
 }
 

@@ -12,7 +12,7 @@ use super::tiling::{SPLIT_KEYS, WIDE_QUERIES};
 
 /// Blocks per split.
 const SPLIT_BLOCKS: usize = SPLIT_KEYS / BLOCK_SIZE;
-/// Flag in a block table: the block is an own block (`OWN` of `attention.cu`).
+/// Flag in a block table: the block is an own block (`OWN` of `attention.cuh`).
 const OWN: u32 = 1 << 31;
 /// Marks an empty slot (`EMPTY_SLOT` of `trees.cu`).
 const EMPTY_SLOT: u32 = u32::MAX;

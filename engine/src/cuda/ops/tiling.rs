@@ -10,15 +10,15 @@ use half::bf16;
 
 use super::own_blocks::{OwnBlocks, TreeRow, max_own_blocks};
 
-/// Keys per split, which a warp sums by itself: part of the numerics (`attention.cu`).
+/// Keys per split, which a warp sums by itself: part of the numerics (`attention.cuh`).
 pub(super) const SPLIT_KEYS: usize = 128;
 /// Queries per tile: of one, two and four warps that share keys and values.
 const TILE_QUERIES: [usize; 3] = [16, 32, 64];
 /// Queries of the widest tile.
 pub(super) const WIDE_QUERIES: usize = TILE_QUERIES[2];
-/// Maximum number of splits per block: `RUN` of `attention.cu`.
+/// Maximum number of splits per block: `RUN` of `attention.cuh`.
 const RUN: usize = 8;
-/// Maximum number of splits of a tile that the last of its blocks merges (`attention.cu`). That block has one
+/// Maximum number of splits of a tile that the last of its blocks merges (`attention.cuh`). That block has one
 /// to four warps and, for heads of 128, shared memory for 62 or 124 partial results at a time; a tile has up
 /// to 16 or 64 for each split. In longer contexts few tiles may have most of the splits, and a launch of
 /// eight warps for each query keeps more of them in flight.
@@ -27,7 +27,7 @@ pub(crate) const LAST_BLOCK_SPLITS: usize = 16;
 /// Limit of partial results in memory, in bytes; queries that need more are processed in several chunks.
 const PARTIAL_BYTES: usize = 512 << 20;
 
-/// A tile, in the layout of `attention.cu`.
+/// A tile, in the layout of `attention.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 pub(crate) struct AttentionTile {

@@ -1,0 +1,142 @@
+// What kernels of attention over paged KV share: tiles of queries, their work, the softmax of a step of keys.
+//
+// Keys are cut at fixed absolute positions into splits of 128. A warp processes a split for 16 queries as
+// FlashAttention-2 does (Dao 2023, arXiv 2307.08691): steps of 64 keys in order, rescaled by the running
+// maximum. A merge combines a row's splits: each is weighted relative to the row's highest score; splits
+// i, i + 8, i + 16 .. are added in order, and the contract's tree adds the eight sums. So several warps may
+// share the splits, and a row's bits depend on its position alone. If a tile has few splits, the block that
+// finishes it last merges them; otherwise a launch of `attention_merge` does. K and V are multiplied as
+// stored. Queries and probabilities are each split into two bf16 (x = high + low, about 16 bits), so that
+// both products match f32 products to about 2^-16. A key block outside a query's range adds exactly zero, so
+// the other queries of a tile do not affect it. Twin: parity/attention/exact.rs, within its bound.
+//
+// The warps of a block share the keys and values in shared memory: a tile of 64 queries loads them once. A block
+// processes a run of splits, so that it loads its queries once and copies the next step meanwhile.
+//
+// Rows of a token tree share all splits before the one in which the tree begins, in tiles as above. From
+// there on each row has its own tile, whose block table ends with blocks that `gather_blocks` (trees.cu)
+// assembled from the row's ancestors. So a warp reads the keys that a chain would have at each position, and
+// sums the same numbers in the same order. A mask over the stored keys could not do that: ancestors would be
+// in other blocks and lanes, and the order of the sums would differ. The cost: each row of a tree reads up to
+// seven blocks of 16 keys that its neighbours also read.
+
+#define SPLIT_KEYS 128
+#define SPLIT_BLOCKS 8u
+// Blocks of 16 keys of a step.
+#define STEP_BLOCKS 4u
+// Maximum number of splits in a run.
+#define RUN 8
+// Maximum number of splits of a tile that its last block merges.
+#define LAST_BLOCK_SPLITS 16
+
+// One tile of queries; written by `ops/tiling.rs`.
+struct AttentionTile {
+  u32 first_query;  // row * group + head in group
+  u32 num_queries;  // 1 to 16, 32 or 64: a warp has 16
+  u32 table;        // offset of the sequence's block table
+  u32 first_key;    // smallest key that a query of the tile attends to
+  u32 end_key;      // one past the largest such key
+  u32 first_part;   // index of its first partial result; there is one per query and split
+  u32 part_stride;  // partial results per split: queries of the tile, or of the tile that contains it
+  u32 num_runs;     // blocks per KV head that share the tile, the last of which merges; 0: none of them merges
+};
+
+// Flag in a block table: the block is in `own`, not in `kv`. Such blocks are numbered over the whole pass.
+#define OWN 0x80000000u
+
+// A run of splits of a tile; each split that a tile needs is in one run. `split` is NO_SPLIT in entries that
+// pad the grid to a common size.
+struct AttentionWork {
+  u32 tile;
+  u32 split, end_split;
+};
+#define NO_SPLIT 0xffffffffu
+
+// Length of a partial result: the values, the maximum, the sum, and two numbers that align the next one.
+constexpr __device__ __forceinline__ u32 part_len(u32 head_dim) { return head_dim + 4; }
+
+// Index of the partial result of split `split` for query q of a tile and a KV head.
+__device__ __forceinline__ u64 part_of(const AttentionTile& tile, u32 split, u32 q, u32 kv_heads, u32 kv_head) {
+  const u32 part = tile.first_part + (split - tile.first_key / SPLIT_KEYS) * tile.part_stride + q;
+  return (u64)part * kv_heads + kv_head;
+}
+
+// Splits two floats into bf16 high parts and bf16 remainders: together about 16 bits.
+__device__ __forceinline__ void split_bf16(float x0, float x1, u32& high, u32& low) {
+  high = narrow_two(x0, x1);
+  low = narrow_two(x0 - __uint_as_float(high << 16), x1 - __uint_as_float(high & 0xffff0000u));
+}
+
+// Range of the keys that a query sees; empty for one that does not exist.
+struct KeyRange {
+  u32 first, end;
+
+  __device__ __forceinline__ void set(bool exists, u32 position, u32 window) {
+    end = exists ? position + 1 : 0;
+    first = window != 0 && position + 1 > window ? position + 1 - window : 0;
+  }
+};
+
+// Running maximum and sum of the weights of a lane's two queries, rows g and g + 8 of a product's result.
+struct Softmax {
+  float maximum[2];
+  float sum[2];  // over this lane's keys only, until `add_lanes`
+
+  __device__ __forceinline__ void begin() {
+    for (int r = 0; r < 2; ++r) {
+      maximum[r] = NEG_INF;
+      sum[r] = 0.0f;
+    }
+  }
+
+  // Adds a step of 64 keys from `first_key` on: scores[n][2 r + c] of row g + 8 r is of key 8 n + 2 t + c.
+  // It becomes the weight of that key. What was added before is to be multiplied by `rescale[r]`.
+  __device__ __forceinline__ void add(float (&scores)[2 * STEP_BLOCKS][4], const KeyRange (&sees)[2], u32 first_key,
+                                      float scale, float (&rescale)[2]) {
+    const u32 t = threadIdx.x % 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // The maximum over this lane's keys, then over the four lanes that share the query.
+      float largest = maximum[r];
+      // The range of keys that the query sees, counted from this lane's first one.
+      const i32 see_first = (i32)(sees[r].first - first_key - 2 * t);
+      const i32 see_end = (i32)(sees[r].end - first_key - 2 * t);
+#pragma unroll
+      for (int n = 0; n < 2 * STEP_BLOCKS; ++n) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const int key = 8 * n + c;
+          float& score = scores[n][2 * r + c];
+          score = key >= see_first && key < see_end ? score * scale : NEG_INF;
+          largest = score > largest ? score : largest;
+        }
+      }
+      for (int other_lane = 1; other_lane < 4; other_lane *= 2) {
+        const float other = __shfl_xor_sync(0xffffffffu, largest, other_lane);
+        largest = other > largest ? other : largest;
+      }
+      // A query that has seen no key so far: every exponential below is that of -infinity, zero.
+      const float base = largest == NEG_INF ? 0.0f : largest;
+      rescale[r] = exp_f32_below_zero(maximum[r] - base);
+      maximum[r] = largest;
+      sum[r] = sum[r] * rescale[r];
+#pragma unroll
+      for (int n = 0; n < 2 * STEP_BLOCKS; ++n) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          float& score = scores[n][2 * r + c];
+          score = exp_f32_below_zero(score - base);
+          sum[r] = sum[r] + score;
+        }
+      }
+    }
+  }
+
+  // Adds the sums of the four lanes that share a query: every one of them has it.
+  __device__ __forceinline__ void add_lanes() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      for (int step = 1; step < 4; step *= 2) sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], step);
+    }
+  }
+};
