@@ -114,7 +114,7 @@ pub(crate) struct GpuNorm<M> {
     eps: f32,
 }
 
-/// Blocks of keys and values, `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`.
+/// Blocks of keys and values, `[blocks][layers][kv heads][K | V of 16 keys]`.
 #[derive(Debug)]
 pub(crate) struct GpuKv<M> {
     blocks: Tensor<M, bf16>,

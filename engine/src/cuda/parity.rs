@@ -5,6 +5,7 @@
 mod all_reduce;
 mod attention;
 mod elementwise;
+mod kv_layout;
 mod linear;
 mod panels;
 #[cfg(test)]

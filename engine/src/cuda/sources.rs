@@ -9,6 +9,8 @@ const TILED: &str = include_str!("kernels/tiled.cuh");
 const WARPGROUP: &str = include_str!("kernels/warpgroup.cuh");
 const PANELS: &str = include_str!("kernels/panels.cuh");
 const WIDEN: &str = include_str!("kernels/widen.cuh");
+/// Text between the prelude and files that read or write KV.
+const KV: &str = include_str!("kernels/kv.cuh");
 /// Text between the prelude and files with attention.
 const ATTENTION_TILES: &str = include_str!("kernels/attention.cuh");
 const ATTENTION_MERGE: &str = include_str!("kernels/attention_merge.cuh");
@@ -223,6 +225,7 @@ source!(RMS_NORM, "rms_norm.cu", [kernel("rms_norm", 256, 128)]);
 source!(
     HEADS,
     "heads.cu",
+    [KV],
     [
         kernel("norm_heads", 32, 48),
         kernel("rotate", 32, 48),
@@ -336,7 +339,7 @@ source!(
 source!(
     ATTENTION,
     "attention.cu",
-    [ATTENTION_TILES, ATTENTION_MERGE],
+    [KV, ATTENTION_TILES, ATTENTION_MERGE],
     [
         kernel("attention_16", 32, 128).with_copies(attention_stage_bytes(16, 1), false),
         kernel("attention_32", 32, 128).with_copies(attention_stage_bytes(32, 1), false),
@@ -357,7 +360,7 @@ source!(
         kernel("attention_merge_long", 256, 64),
     ]
 );
-source!(TREES, "trees.cu", [kernel("gather_blocks", 128, 56), kernel("copy_tokens", 128, 40)]);
+source!(TREES, "trees.cu", [KV], [kernel("gather_blocks", 128, 56), kernel("copy_tokens", 128, 40)]);
 source!(LOGITS, "logits.cu", [kernel("edit_logits", 128, 32)]);
 source!(
     FILTERS,

@@ -1,7 +1,7 @@
 // Attention over paged KV on tensor cores. Decode, verify and prefill rows run the same code, so that a row's
 // bits do not depend on its kind (design I4).
 //   qkv [rows, row_width] f32: a row begins with its query heads, after rotary embedding; positions [rows]
-//   kv [blocks][layers][kv_heads][K: 16 x head_dim | V: head_dim x 16] bf16
+//   kv: kv.cuh
 //   tables: all block tables, concatenated
 //   tiles [num_tiles]: up to 16 queries of one sequence that share a KV head; query q of a KV head is
 //   (row q / group, head kv_head * group + q % group)
@@ -10,65 +10,43 @@
 // shared memory: a tile of 64 queries loads them once. A block processes a run of splits, so that it loads its
 // queries once and copies the next step meanwhile.
 
-// A block of keys and values in shared memory: 16 rows of keys, then HEAD_DIM rows of 16 values. The layout
-// is that of global memory except that the 16-byte chunks of a row are swizzled to avoid bank conflicts.
+// A block of keys and values in shared memory, in the layout of global memory (kv.cuh).
 template <int HEAD_DIM>
 struct Stage {
-  static constexpr u32 KEY_CHUNKS = HEAD_DIM / 8;
-  static constexpr u32 CHUNKS = 4 * HEAD_DIM;
+  // Chunks of 16 bytes: of keys, then of as many values.
+  static constexpr u32 KEY_CHUNKS = 2 * HEAD_DIM;
+  static constexpr u32 CHUNKS = 2 * KEY_CHUNKS;
   uint4 chunks[CHUNKS];
-
-  // Swizzle of a row of keys. Rows begin at one, two or four different banks, depending on HEAD_DIM; the
-  // pattern repeats after eight rows.
-  static __device__ __forceinline__ u32 key_swizzle(u32 row) {
-    return HEAD_DIM % 64 == 0 ? row % 8 : HEAD_DIM % 32 == 0 ? row / 2 % 4 : row / 4 % 2;
-  }
-  static __device__ __forceinline__ u32 place_of_key(u32 row, u32 chunk) {
-    return row * KEY_CHUNKS + (chunk ^ key_swizzle(row));
-  }
-  static __device__ __forceinline__ u32 place_of_value(u32 row, u32 chunk) {
-    return 2 * HEAD_DIM + 2 * row + (chunk ^ row / 4 % 2);
-  }
 
   // Starts the copy of a block; the threads of the CUDA block share the work.
   template <u32 THREADS>
   __device__ __forceinline__ void copy(const bf16* block) {
-    const uint4* from = (const uint4*)block + threadIdx.x;
-// A warp alone copies in a loop: all its addresses at once would not fit in its registers.
-#pragma unroll (THREADS == WARP ? 2 : 8)
-    for (u32 first = 0; first < CHUNKS / 2; first += THREADS) {
-      const u32 i = first + threadIdx.x;
-      if (CHUNKS / 2 % THREADS != 0 && i >= CHUNKS / 2) break;
-      // If THREADS is a multiple of the swizzle's period, places of later iterations differ by a constant.
-      constexpr bool IS_WHOLE = THREADS % (8 * KEY_CHUNKS) == 0;
-      const u32 of = IS_WHOLE ? threadIdx.x : i;
-      const u32 place = place_of_key(of / KEY_CHUNKS, of % KEY_CHUNKS) + (IS_WHOLE ? first : 0);
-      cp_async_16(chunks + place, from + first, true);
-      const u32 value_place = place_of_value(threadIdx.x / 2, threadIdx.x % 2) + first;
-      cp_async_16(chunks + value_place, from + CHUNKS / 2 + first, true);
+#pragma unroll
+    for (u32 i = 0; i < CHUNKS; i += THREADS) {
+      if (CHUNKS % THREADS != 0 && i + threadIdx.x >= CHUNKS) break;
+      cp_async_16(chunks + threadIdx.x + i, (const uint4*)block + threadIdx.x + i, true);
     }
   }
 
   // Zeroes the values from the `left`-th key on. Nothing else may access the stage meanwhile.
   template <u32 THREADS>
   __device__ __forceinline__ void clear_values(u32 left) {
+    u32* const pairs = (u32*)(chunks + KEY_CHUNKS);
     for (u32 i = threadIdx.x; i < 8 * HEAD_DIM; i += THREADS) {
-      const u32 first = i % 8 * 2;
-      const u32 kept = first + 1 < left ? 0xffffffffu : first < left ? 0xffffu : 0u;
-      ((u32*)(chunks + place_of_value(i / 8, i % 8 / 4)))[i % 4] &= kept;
+      const u32 first = i / 32 % 2 * 8 + i % 4 * 2;
+      pairs[i] &= first + 1 < left ? 0xffffffffu : first < left ? 0xffffu : 0u;
     }
   }
 
   // Operands of products over 16 dimensions from 16 * step on: of keys 0 .. 7 (two registers) and 8 .. 15.
   __device__ __forceinline__ void keys(u32 (&to)[4], u32 step) const {
-    const u32 matrix = threadIdx.x % WARP / 8, row = threadIdx.x % 8;
-    load_matrices(to, chunks + place_of_key(matrix / 2 * 8 + row, 2 * step + matrix % 2));
+    const u32 lane = threadIdx.x % WARP;
+    load_matrices(to, chunks + lane / 16 * HEAD_DIM + lane % 16 + 16 * step);
   }
   // Operands of products over the 16 keys: of values of dimensions 16 * step .. + 7 (two registers) and the
   // next eight.
   __device__ __forceinline__ void values(u32 (&to)[4], u32 step) const {
-    const u32 matrix = threadIdx.x % WARP / 8, row = threadIdx.x % 8;
-    load_matrices(to, chunks + place_of_value(16 * step + matrix / 2 * 8 + row, matrix % 2));
+    load_matrices(to, chunks + KEY_CHUNKS + threadIdx.x % WARP + 32 * step);
   }
 };
 
@@ -195,7 +173,7 @@ struct SplitOfWarp {
   }
 };
 
-// partial [parts][kv_heads][part_len] f32. own [blocks][kv_heads][K: 16 x HEAD_DIM | V: HEAD_DIM x 16] bf16:
+// partial [parts][kv_heads][part_len] f32. own [blocks][kv_heads][K | V of 16 keys] bf16:
 // blocks of single tree rows, of this layer, from block `first_own` of the pass on. Dynamic shared memory:
 // STAGES steps. Grid (work, kv_heads), WARPS warps: tiles have up to 16 * WARPS queries.
 // If tiles are merged here: arrived [tiles][kv_heads], zero before and after the launch -> out, rounded as
@@ -219,8 +197,8 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
   const u32 first_block = begin / 16, end_block = (end - 1) / 16 + 1;
   for (u32 i = first_block + threadIdx.x; i < end_block; i += WARPS * WARP) {
     const u32 id = tables[tile.table + i];
-    const u64 block = id & OWN ? (id & ~OWN) - first_own : (u64)id * layers + layer;
-    blocks[i - first_block] = (id & OWN ? own : kv) + (block * kv_heads + kv_head) * (u64)(32 * HEAD_DIM);
+    blocks[i - first_block] = id & OWN ? own + kv_block((id & ~OWN) - first_own, 0, 1, kv_head, kv_heads, HEAD_DIM)
+                                       : kv + kv_block(id, layer, layers, kv_head, kv_heads, HEAD_DIM);
   }
   __syncthreads();
   // Copies the blocks of a step, if there is one.

@@ -10,9 +10,6 @@
 // both products match f32 products to about 2^-16. A key block outside a query's range adds exactly zero, so
 // the other queries of a tile do not affect it. Twin: parity/attention/exact.rs, within its bound.
 //
-// The warps of a block share the keys and values in shared memory: a tile of 64 queries loads them once. A block
-// processes a run of splits, so that it loads its queries once and copies the next step meanwhile.
-//
 // Rows of a token tree share all splits before the one in which the tree begins, in tiles as above. From
 // there on each row has its own tile, whose block table ends with blocks that `gather_blocks` (trees.cu)
 // assembled from the row's ancestors. So a warp reads the keys that a chain would have at each position, and

@@ -35,9 +35,7 @@ extern "C" __global__ void __launch_bounds__(32)
 }
 
 // Writes keys and values, rounded to bf16. slots [rows]: block * 16 + offset, all different
-//   -> kv [blocks][layers][kv_heads][K: 16 x head_dim | V: head_dim x 16] bf16
-// Keys are stored token by token and values dimension by dimension: the layouts of attention's tensor-core
-// operands. Grid (rows, kv_heads), one warp.
+//   -> kv (kv.cuh); head_dim a multiple of 8. Grid (rows, kv_heads), one warp.
 extern "C" __global__ void __launch_bounds__(32)
     write_kv(const float* qkv, const u32* slots, bf16* kv, u32 heads, u32 kv_heads, u32 head_dim, u32 layer,
              u32 layers) {
@@ -46,11 +44,10 @@ extern "C" __global__ void __launch_bounds__(32)
   const float* row = qkv + (u64)blockIdx.x * (heads + 2 * kv_heads) * head_dim;
   const float* key = row + (heads + blockIdx.y) * head_dim;
   const float* value = key + kv_heads * head_dim;
-  bf16* keys = kv + (((slot / 16) * layers + layer) * kv_heads + blockIdx.y) * (u64)(32 * head_dim);
-  bf16* values = keys + 16 * head_dim;
+  bf16* block = kv + kv_block(slot / 16, layer, layers, blockIdx.y, kv_heads, head_dim);
   for (u32 i = threadIdx.x; i < head_dim; i += WARP) {
-    keys[offset * head_dim + i] = narrow(key[i]);
-    values[i * 16 + offset] = narrow(value[i]);
+    block[key_index(offset, i, head_dim)] = narrow(key[i]);
+    block[value_index(offset, i, head_dim)] = narrow(value[i]);
   }
 }
 
@@ -64,9 +61,8 @@ extern "C" __global__ void __launch_bounds__(32)
   float* x = qkv + ((u64)blockIdx.x * (heads + 2 * kv_heads) + blockIdx.y) * head_dim;
   const bool is_query = blockIdx.y < heads;
   const u64 slot = slots[blockIdx.x];
-  const u32 kv_head = is_query ? 0 : blockIdx.y - heads;
-  bf16* keys = kv + (((slot / 16) * layers + layer) * kv_heads + kv_head) * (u64)(32 * head_dim);
-  bf16* key = keys + slot % 16 * head_dim;
+  const u32 offset = (u32)(slot % 16);
+  bf16* block = kv + kv_block(slot / 16, layer, layers, is_query ? 0 : blockIdx.y - heads, kv_heads, head_dim);
   for (u32 i = threadIdx.x; i < half; i += WARP) {
     const float a = x[i];
     const float b = x[i + half];
@@ -76,12 +72,11 @@ extern "C" __global__ void __launch_bounds__(32)
       x[i] = low;
       x[i + half] = high;
     } else {
-      key[i] = narrow(low);
-      key[i + half] = narrow(high);
+      block[key_index(offset, i, head_dim)] = narrow(low);
+      block[key_index(offset, i + half, head_dim)] = narrow(high);
     }
   }
   if (is_query) return;
   const float* value = x + kv_heads * head_dim;
-  bf16* values = keys + 16 * head_dim + slot % 16;
-  for (u32 i = threadIdx.x; i < head_dim; i += WARP) values[i * 16] = narrow(value[i]);
+  for (u32 i = threadIdx.x; i < head_dim; i += WARP) block[value_index(offset, i, head_dim)] = narrow(value[i]);
 }

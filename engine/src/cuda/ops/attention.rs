@@ -54,7 +54,7 @@ impl TilingViews<'_> {
 pub(crate) struct OwnBlockViews<'a, M> {
     /// `[own blocks of the pass][16]`.
     pub(crate) sources: View<'a, u32>,
-    /// `[own blocks][kv heads][K: 16 x head_dim | V: head_dim x 16]`, for the largest chunk.
+    /// `[own blocks][kv heads][K | V of 16 keys]`, for the largest chunk.
     pub(crate) blocks: &'a mut Tensor<M, bf16>,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct Attention<'a, M> {
     pub(crate) qkv: &'a Tensor<M, f32>,
     /// `[rows]`.
     pub(crate) positions: View<'a, u32>,
-    /// In the layout of `WriteKv`: `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`.
+    /// In the layout of `WriteKv`: `[blocks][layers][kv heads][K | V of 16 keys]`.
     pub(crate) kv: &'a Tensor<M, bf16>,
     /// Present if the pass has token trees.
     pub(crate) own: Option<OwnBlockViews<'a, M>>,

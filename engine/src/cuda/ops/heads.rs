@@ -84,7 +84,7 @@ pub(crate) struct WriteKv<'a, M> {
     pub(crate) qkv: &'a Tensor<M, f32>,
     /// `[rows]`: block * 16 + offset, all different, each inside `kv`.
     pub(crate) slots: View<'a, u32>,
-    /// `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`.
+    /// `[blocks][layers][kv heads][K | V of 16 keys]`, in the layout of `kv.cuh`.
     pub(crate) kv: &'a mut Tensor<M, bf16>,
     pub(crate) layout: HeadLayout,
     /// Index of this layer, and the number of layers.
@@ -137,9 +137,11 @@ impl<M: DeviceMemory> WriteKv<'_, M> {
     fn check(&self, kernel: &'static Kernel, rows: usize) -> Result<(), CudaError> {
         let (layout, (layer, layers)) = (self.layout, self.layer);
         check_heads(kernel, rows, layout, self.qkv.len())?;
+        let head_dim = layout.head_dim;
+        check(kernel.name, ("head_dim", head_dim), head_dim.is_multiple_of(8), "a multiple of 8")?;
         check(kernel.name, ("layer", layer), layer < layers, format_args!("below {layers}"))?;
         check_len(kernel.name, "slots", self.slots.len(), rows)?;
-        let block = layers * layout.num_kv_heads * 32 * layout.head_dim;
+        let block = layers * layout.num_kv_heads * 32 * head_dim;
         check(kernel.name, ("kv", self.kv.len()), self.kv.len().is_multiple_of(block), "whole blocks")
     }
 }

@@ -12,11 +12,11 @@ use crate::cuda::sources::TREES;
 /// Own blocks of tree rows.
 #[derive(Debug)]
 pub(crate) struct GatherBlocks<'a, M> {
-    /// `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`.
+    /// `[blocks][layers][kv heads][K | V of 16 keys]`.
     pub(crate) kv: &'a Tensor<M, bf16>,
     /// `[own blocks][16]`: slots inside `kv`, or `EMPTY_SLOT`.
     pub(crate) sources: View<'a, u32>,
-    /// `[own blocks][kv heads][K: 16 x head_dim | V: head_dim x 16]`.
+    /// `[own blocks][kv heads][K | V of 16 keys]`.
     pub(crate) own: &'a mut Tensor<M, bf16>,
     pub(crate) layout: HeadLayout,
     /// Index of this layer, and the number of layers.

@@ -6,6 +6,7 @@ mod exact;
 use cpu_kernels::{BLOCK_SIZE, HeadLayout, Segment, TreeSegment};
 use half::bf16;
 
+use super::kv_layout::{key_index, value_index};
 use super::tensor_cores::{Bounded, compare_bounded};
 use super::{Numbers, Parity, Scale, compare_equal, widened};
 use crate::cuda::CudaError;
@@ -240,7 +241,7 @@ impl Pass {
     }
 }
 
-/// `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`, NaN in unused slots.
+/// `[blocks][layers][kv heads][K | V of 16 keys]`, NaN in unused slots.
 pub(super) fn kv_memory(layout: HeadLayout, sequences: &[Sequence], blocks: usize) -> Vec<bf16> {
     let (head_dim, head_len) = (layout.head_dim, BLOCK_SIZE * layout.head_dim);
     let mut kv = vec![bf16::NAN; blocks * LAYER.1 * layout.num_kv_heads * 2 * head_len];
@@ -251,8 +252,8 @@ pub(super) fn kv_memory(layout: HeadLayout, sequences: &[Sequence], blocks: usiz
                 let (block, offset) = (sequence.table[position / BLOCK_SIZE] as usize, position % BLOCK_SIZE);
                 let start = ((block * LAYER.1 + LAYER.0) * layout.num_kv_heads + head) * 2 * head_len;
                 for d in 0..head_dim {
-                    kv[start + offset * head_dim + d] = key[d];
-                    kv[start + head_len + d * BLOCK_SIZE + offset] = value[d];
+                    kv[start + key_index(offset, d, head_dim)] = key[d];
+                    kv[start + value_index(offset, d, head_dim)] = value[d];
                 }
             }
         }

@@ -3,6 +3,7 @@
 use cpu_kernels::{HeadLayout, reference};
 use half::bf16;
 
+use super::kv_layout::{key_index, value_index};
 use super::{Numbers, Parity, Scale, compare, compare_equal, widened};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
@@ -218,9 +219,8 @@ impl HeadRows {
                 let block_layer = block * self.layers + self.layer;
                 let start = (block_layer * num_kv_heads + kv_head % num_kv_heads) * 2 * head_len;
                 for (d, &x) in x.iter().enumerate() {
-                    let is_value = kv_head >= num_kv_heads;
-                    let place = if is_value { head_len + d * 16 + offset } else { offset * head_dim + d };
-                    kv[start + place] = bf16::from_f32(x);
+                    let place = if kv_head < num_kv_heads { key_index } else { value_index };
+                    kv[start + place(offset, d, head_dim)] = bf16::from_f32(x);
                 }
             }
             turned.extend(x);

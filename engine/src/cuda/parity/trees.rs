@@ -5,6 +5,7 @@ use cpu_kernels::{BLOCK_SIZE, HeadLayout, KvShape, KvSlot, TokenCopy};
 use half::bf16;
 
 use super::attention::{NO_LIMITS, Part, Pass, Sequence, kv_memory, layout_of};
+use super::kv_layout::{key_index, value_index};
 use super::{Numbers, Parity, Scale, compare_equal};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
@@ -159,9 +160,9 @@ pub(super) fn copied<E: Executor>(
             };
             let ((from, from_offset), (to, to_offset)) = (place(copy.from), place(copy.to));
             for d in 0..head_dim {
-                kv[to + to_offset * head_dim + d] = kv[from + from_offset * head_dim + d];
-                let values = BLOCK_SIZE * head_dim + d * BLOCK_SIZE;
-                kv[to + values + to_offset] = kv[from + values + from_offset];
+                for index in [key_index, value_index] {
+                    kv[to + index(to_offset, d, head_dim)] = kv[from + index(from_offset, d, head_dim)];
+                }
             }
         }
     }
