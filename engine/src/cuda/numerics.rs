@@ -6,7 +6,7 @@
 use crate::numerics_id::NumericsClass;
 
 /// Class of kernels with equal bits. Change it whenever the arithmetic changes.
-const KERNEL_CLASS: &str = "cuda-mma-3";
+const KERNEL_CLASS: &str = "cuda-mma-4";
 /// Class of kernels if cuBLASLt computes products of many rows: a row's bits then depend on the other rows of
 /// the batch.
 const LIBRARY_CLASS: &str = "cuda-cublaslt-2";
@@ -74,7 +74,7 @@ mod tests {
             cases.map(|(devices, library)| Numerics::of_devices(devices, library).names()).into();
         assert_eq!(names.len(), 9, "{names:?}");
         assert!(!names.contains(&Numerics::emulated().names()));
-        let on_h100 = NumericsClass { kernel_class: "cuda-mma-3", device_class: "cuda-sm_90" };
+        let on_h100 = NumericsClass { kernel_class: "cuda-mma-4", device_class: "cuda-sm_90" };
         assert!(names.contains(&on_h100), "{names:?}");
     }
 

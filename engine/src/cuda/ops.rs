@@ -53,8 +53,8 @@ pub(crate) use score::{ScoreBuffers, ScoreRow, ScoredToken, copy_raw_rows, score
 pub(crate) use step_arrays::{Place, StepArrays};
 pub(crate) use step_buffer::{StepBuffer, capacity, ensure_capacity};
 pub(crate) use tiling::{
-    AttentionChunk, AttentionCounts, AttentionTile, LAST_BLOCK_SPLITS, Limits, Tiling, TilingKey, WorkItem,
-    count_attention, partial_bytes,
+    AttentionChunk, AttentionCounts, AttentionTile, LAST_BLOCK_PARTS, Limits, PartSize, Tiling, TilingKey,
+    WorkItem, count_attention, partial_bytes,
 };
 pub(crate) use trees::{GatherBlocks, copy_tokens};
 

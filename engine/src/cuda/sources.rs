@@ -13,7 +13,7 @@ const WIDEN: &str = include_str!("kernels/widen.cuh");
 const KV: &str = include_str!("kernels/kv.cuh");
 /// Text between the prelude and files with attention.
 const ATTENTION_TILES: &str = include_str!("kernels/attention.cuh");
-const ATTENTION_MERGE: &str = include_str!("kernels/attention_merge.cuh");
+const MERGE: &str = include_str!("kernels/attention_merge.cuh");
 /// Text between the prelude and files that split rows of logits into parts.
 const PARTS: &str = include_str!("kernels/parts.cuh");
 
@@ -35,8 +35,8 @@ pub(crate) struct Kernel {
     pub(crate) main_loop: Option<LoopRequirements>,
     /// Minimum number of 16-byte loads from global memory that are in flight together.
     pub(crate) loads_in_flight: u32,
-    /// Whether it must declare no shared memory, because its dynamic shared memory begins at a multiple of 128
-    /// bytes.
+    /// Whether it must declare no shared memory, because its dynamic shared memory begins at a multiple of
+    /// 128 bytes.
     pub(crate) is_shared_aligned: bool,
 }
 
@@ -73,8 +73,8 @@ impl Source {
         format!("{PRELUDE}\n{}\n#line 1 \"{}\"\n{}", self.before.join("\n"), self.file, self.text)
     }
 
-    /// The target to compile for so that devices of `arch` run this file. `None` if none of them does. Code for
-    /// one architecture may use instructions that no other one has.
+    /// The target to compile for so that devices of `arch` run this file. `None` if none of them does. Code
+    /// for one architecture may use instructions that no other one has.
     pub(crate) fn target(&self, arch: &str) -> Option<String> {
         match self.only_on {
             None => Some(arch.to_owned()),
@@ -180,13 +180,15 @@ const fn fp8_stage_bytes(rows: u32) -> u32 {
     stages * 64 * (128 + 2 * rows)
 }
 
-/// Bytes of the steps of 64 keys and values that attention.cu keeps in shared memory.
-const fn attention_stage_bytes(head_dim: u32, steps: u32) -> u32 {
-    steps * 64 * head_dim * 2 * 2
+/// Bytes of a step of 64 keys and values that attention.cu keeps in shared memory and, with four warps, of
+/// the results of groups (`SharedSlot`).
+const fn attention_bytes(head_dim: u32, warps: u32) -> u32 {
+    let results = if warps == 4 { warps * 32 * 2 * (head_dim / 16 + 1) * 16 } else { 0 };
+    64 * head_dim * 2 * 2 + results
 }
 
-/// Bytes of `stages` stages of panels.cuh for tiles of `rows` rows and weights of `weight_bytes` each, of the sums
-/// of level 2, of barriers, and of borders. A step of 128 int8 takes the bytes of one of 64 bf16.
+/// Bytes of `stages` stages of panels.cuh for tiles of `rows` rows and weights of `weight_bytes` each, of the
+/// sums of level 2, of barriers, and of borders. A step of 128 int8 takes the bytes of one of 64 bf16.
 const fn ring_bytes((rows, stages): (u32, u32), weight_bytes: u32) -> u32 {
     stages * 64 * (128 * weight_bytes + rows * 2) + rows * 128 * 4 + stages * 16 + 48
 }
@@ -339,26 +341,30 @@ source!(
 source!(
     ATTENTION,
     "attention.cu",
-    [KV, ATTENTION_TILES, ATTENTION_MERGE],
+    [KV, ATTENTION_TILES, MERGE],
     [
-        kernel("attention_16", 32, 128).with_copies(attention_stage_bytes(16, 1), false),
-        kernel("attention_32", 32, 128).with_copies(attention_stage_bytes(32, 1), false),
-        kernel("attention_64", 32, 168).with_copies(attention_stage_bytes(64, 1), false),
-        kernel("attention_96", 32, 216).with_copies(attention_stage_bytes(96, 1), false),
-        kernel("attention_128", 32, 255).with_copies(attention_stage_bytes(128, 1), false),
-        kernel("attention_pair_16", 64, 128).with_copies(attention_stage_bytes(16, 2), false),
-        kernel("attention_pair_32", 64, 128).with_copies(attention_stage_bytes(32, 2), false),
-        kernel("attention_pair_64", 64, 168).with_copies(attention_stage_bytes(64, 2), false),
-        kernel("attention_pair_96", 64, 216).with_copies(attention_stage_bytes(96, 2), false),
-        kernel("attention_pair_128", 64, 255).with_copies(attention_stage_bytes(128, 2), false),
-        kernel("attention_wide_16", 128, 128).with_copies(attention_stage_bytes(16, 2), false),
-        kernel("attention_wide_32", 128, 128).with_copies(attention_stage_bytes(32, 2), false),
-        kernel("attention_wide_64", 128, 168).with_copies(attention_stage_bytes(64, 2), false),
-        kernel("attention_wide_96", 128, 216).with_copies(attention_stage_bytes(96, 2), false),
-        kernel("attention_wide_128", 128, 255).with_copies(attention_stage_bytes(128, 2), false),
-        kernel("attention_merge", 128, 112),
-        kernel("attention_merge_long", 256, 64),
+        kernel("attention_16", 32, 128).with_copies(attention_bytes(16, 1), false),
+        kernel("attention_32", 32, 128).with_copies(attention_bytes(32, 1), false),
+        kernel("attention_64", 32, 168).with_copies(attention_bytes(64, 1), false),
+        kernel("attention_96", 32, 216).with_copies(attention_bytes(96, 1), false),
+        kernel("attention_128", 32, 255).with_copies(attention_bytes(128, 1), false),
+        kernel("attention_pair_16", 64, 128).with_copies(attention_bytes(16, 2), false),
+        kernel("attention_pair_32", 64, 128).with_copies(attention_bytes(32, 2), false),
+        kernel("attention_pair_64", 64, 168).with_copies(attention_bytes(64, 2), false),
+        kernel("attention_pair_96", 64, 216).with_copies(attention_bytes(96, 2), false),
+        kernel("attention_pair_128", 64, 255).with_copies(attention_bytes(128, 2), false),
+        kernel("attention_wide_16", 128, 128).with_copies(attention_bytes(16, 4), false),
+        kernel("attention_wide_32", 128, 128).with_copies(attention_bytes(32, 4), false),
+        kernel("attention_wide_64", 128, 168).with_copies(attention_bytes(64, 4), false),
+        kernel("attention_wide_96", 128, 216).with_copies(attention_bytes(96, 4), false),
+        kernel("attention_wide_128", 128, 255).with_copies(attention_bytes(128, 4), false),
     ]
+);
+source!(
+    ATTENTION_MERGE,
+    "attention_merge.cu",
+    [ATTENTION_TILES, MERGE],
+    [kernel("attention_merge", 128, 112), kernel("attention_merge_long", 256, 80)]
 );
 source!(TREES, "trees.cu", [KV], [kernel("gather_blocks", 128, 56), kernel("copy_tokens", 128, 40)]);
 source!(LOGITS, "logits.cu", [kernel("edit_logits", 128, 32)]);
@@ -390,7 +396,7 @@ source!(RANDOM, "random.cu", [kernel("random_bf16", 256, 32), kernel("random_f32
 source!(PROBE, "probe.cu", [kernel("read_words", 256, 48), kernel("multiply_only", 256, 64)]);
 
 /// All source files.
-pub(crate) fn all() -> [&'static Source; 22] {
+pub(crate) fn all() -> [&'static Source; 23] {
     [
         &EMBEDDING,
         &ROWS,
@@ -405,6 +411,7 @@ pub(crate) fn all() -> [&'static Source; 22] {
         &FP8_PANELS,
         &INT8_PANELS,
         &ATTENTION,
+        &ATTENTION_MERGE,
         &TREES,
         &LOGITS,
         &FILTERS,

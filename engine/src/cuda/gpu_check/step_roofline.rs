@@ -18,7 +18,9 @@ use self::times::AttentionTimes;
 use super::decode::{LLAMA_8B, LLAMA_70B, write_config};
 use super::roofline::{Case, full_cases, run_case};
 use super::step_work::{H100, H200, ModelSize, StepShape, StepWork};
-use crate::cuda::ops::{AttentionCounts, LaunchedProduct, OwnBlocks, Tiling, TilingKey, count_attention};
+use crate::cuda::ops::{
+    AttentionCounts, LaunchedProduct, Limits, OwnBlocks, PartSize, Tiling, TilingKey, count_attention,
+};
 use crate::cuda::ranks::load_on;
 use crate::cuda::whole_model::options;
 use crate::model_config::ModelConfig;
@@ -182,10 +184,11 @@ fn attention_of(layout: HeadLayout, case: &Case) -> [AttentionCounts; 2] {
     let StepShape { sequences, rows_of_each, context } = case.shape;
     let drawn = case.drawn_of_each;
     let last = StepShape { sequences, rows_of_each: drawn, context: context + rows_of_each - drawn };
-    [case.shape, last].map(|shape| count_layer(layout, shape))
+    [case.shape, last].map(|shape| count_layer(layout, shape, None))
 }
 
-fn count_layer(layout: HeadLayout, shape: StepShape) -> AttentionCounts {
+/// Attention with these partial results, or with those that are chosen.
+fn count_layer(layout: HeadLayout, shape: StepShape, parts: Option<PartSize>) -> AttentionCounts {
     let StepShape { sequences, rows_of_each, context } = shape;
     let segment = |sequence: usize| {
         let rows = sequence * rows_of_each..(sequence + 1) * rows_of_each;
@@ -193,13 +196,16 @@ fn count_layer(layout: HeadLayout, shape: StepShape) -> AttentionCounts {
     };
     let segments: Vec<Segment<'_>> = (0..sequences).map(segment).collect();
     let key = TilingKey::of(layout, None);
+    let key = TilingKey { limits: Limits { parts, ..key.limits }, ..key };
     count_attention(&Tiling::new(&segments, &vec![0; sequences], &OwnBlocks::default(), key), layout)
 }
 
 /// Times through those of one row and of a prompt of 2,048, both behind 128.
 fn attention_times(layout: HeadLayout) -> AttentionTimes {
-    let [row, prompt] = [1, 2048]
-        .map(|rows_of_each| count_layer(layout, StepShape { sequences: 1, rows_of_each, context: 128 }));
+    let [row, prompt] = [1, 2048].map(|rows_of_each| {
+        let shape = StepShape { sequences: 1, rows_of_each, context: 128 };
+        count_layer(layout, shape, Some(PartSize::Split))
+    });
     AttentionTimes::new(&row, &prompt)
 }
 

@@ -1,14 +1,17 @@
 // What kernels of attention over paged KV share: tiles of queries, their work, the softmax of a step of keys.
 //
-// Keys are cut at fixed absolute positions into splits of 128. A warp processes a split for 16 queries as
-// FlashAttention-2 does (Dao 2023, arXiv 2307.08691): steps of 64 keys in order, rescaled by the running
-// maximum. A merge combines a row's splits: each is weighted relative to the row's highest score; splits
-// i, i + 8, i + 16 .. are added in order, and the contract's tree adds the eight sums. So several warps may
-// share the splits, and a row's bits depend on its position alone. If a tile has few splits, the block that
-// finishes it last merges them; otherwise a launch of `attention_merge` does. K and V are multiplied as
-// stored. Queries and probabilities are each split into two bf16 (x = high + low, about 16 bits), so that
-// both products match f32 products to about 2^-16. A key block outside a query's range adds exactly zero, so
-// the other queries of a tile do not affect it. Twin: parity/attention/exact.rs, within its bound.
+// Keys are cut at fixed absolute positions into splits of 128, and eight splits from a multiple of 1,024 keys
+// on are a group. A split is processed as FlashAttention-2 does (Dao 2023, arXiv 2307.08691): steps of 64
+// keys in order, rescaled by the running maximum. Splits fold in order into the result of their group, and
+// groups fold in order into that of the row, all by `Fold`. So a row's bits depend on its position alone,
+// whoever folds: the block that processed the splits, the last block of a tile, or a launch of
+// `attention_merge`. What lies between two of them in memory are partial results: of splits, of groups, or
+// none.
+//
+// K and V are multiplied as stored. Queries and probabilities are each split into two bf16 (x = high + low,
+// about 16 bits), so that both products match f32 products to about 2^-16. A key block outside a query's
+// range adds exactly zero, so the other queries of a tile do not affect it. Twin: parity/attention/exact.rs,
+// within its bound.
 //
 // Rows of a token tree share all splits before the one in which the tree begins, in tiles as above. From
 // there on each row has its own tile, whose block table ends with blocks that `gather_blocks` (trees.cu)
@@ -21,10 +24,10 @@
 #define SPLIT_BLOCKS 8u
 // Blocks of 16 keys of a step.
 #define STEP_BLOCKS 4u
-// Maximum number of splits in a run.
-#define RUN 8
-// Maximum number of splits of a tile that its last block merges.
-#define LAST_BLOCK_SPLITS 16
+// Splits of a group.
+#define GROUP_SPLITS 8u
+// Maximum number of partial results of a query that the last block of its tile merges.
+#define LAST_BLOCK_PARTS 16
 
 // One tile of queries; written by `ops/tiling.rs`.
 struct AttentionTile {
@@ -33,30 +36,56 @@ struct AttentionTile {
   u32 table;        // offset of the sequence's block table
   u32 first_key;    // smallest key that a query of the tile attends to
   u32 end_key;      // one past the largest such key
-  u32 first_part;   // index of its first partial result; there is one per query and split
-  u32 part_stride;  // partial results per split: queries of the tile, or of the tile that contains it
-  u32 num_runs;     // blocks per KV head that share the tile, the last of which merges; 0: none of them merges
+  u32 first_part;   // index of its first partial result; part i of query q is first_part + i * part_stride + q
+  u32 part_stride;  // queries of the tile, or of the tile that contains it
+  // Splits of a partial result: 1, or GROUP_SPLITS. Or 0: a block processes all keys and merges its own part
+  // 0. Unless there is only one split, it keeps the result of the group so far in part 1 (or in shared
+  // memory).
+  u32 part_splits;
+  u32 num_runs;  // blocks per KV head that share the tile, the last of which merges; 0: none of them merges
 };
 
 // Flag in a block table: the block is in `own`, not in `kv`. Such blocks are numbered over the whole pass.
 #define OWN 0x80000000u
 
-// A run of splits of a tile; each split that a tile needs is in one run. `split` is NO_SPLIT in entries that
-// pad the grid to a common size.
+// A run of splits of a tile; each split that a tile needs is in one run, and so is every partial result.
+// `split` is NO_SPLIT in entries that pad the grid to a common size.
 struct AttentionWork {
   u32 tile;
   u32 split, end_split;
 };
 #define NO_SPLIT 0xffffffffu
 
-// Length of a partial result: the values, the maximum, the sum, and two numbers that align the next one.
-constexpr __device__ __forceinline__ u32 part_len(u32 head_dim) { return head_dim + 4; }
+// Length of a partial result: the values, then the maximum and the sum, four times. So each of the four lanes
+// that hold a query's values after a product reads only what it has written itself: of each 16 values, lane t
+// has four neighbouring ones from 4 t on, those of dimensions 2 t, 2 t + 1, 2 t + 8 and 2 t + 9.
+constexpr __device__ __forceinline__ u32 part_len(u32 head_dim) { return head_dim + 8; }
 
-// Index of the partial result of split `split` for query q of a tile and a KV head.
-__device__ __forceinline__ u64 part_of(const AttentionTile& tile, u32 split, u32 q, u32 kv_heads, u32 kv_head) {
-  const u32 part = tile.first_part + (split - tile.first_key / SPLIT_KEYS) * tile.part_stride + q;
-  return (u64)part * kv_heads + kv_head;
+// Index of a partial result: `part` of query q of a tile and a KV head.
+__device__ __forceinline__ u64 part_of(const AttentionTile& tile, u32 part, u32 q, u32 kv_heads, u32 kv_head) {
+  return (u64)(tile.first_part + part * tile.part_stride + q) * kv_heads + kv_head;
 }
+
+// How the result of some keys (`part`) is added to that of all keys before them (`state`), in the splits or
+// groups that they belong to. One that has seen no key, whose sum is zero, changes nothing.
+struct Fold {
+  float maximum, sum;
+  float of_state, of_part;
+  bool keeps_state, takes_part;
+
+  __device__ __forceinline__ Fold(float state_maximum, float state_sum, float part_maximum, float part_sum) {
+    keeps_state = part_sum == 0.0f;
+    takes_part = state_sum == 0.0f;
+    maximum = part_maximum > state_maximum ? part_maximum : state_maximum;
+    of_state = exp_f32_below_zero(state_maximum - maximum);
+    of_part = exp_f32_below_zero(part_maximum - maximum);
+    sum = value(state_sum, part_sum);
+  }
+  __device__ __forceinline__ float both(float state, float part) const { return fmaf(of_part, part, of_state * state); }
+  __device__ __forceinline__ float value(float state, float part) const {
+    return keeps_state ? state : takes_part ? part : both(state, part);
+  }
+};
 
 // Splits two floats into bf16 high parts and bf16 remainders: together about 16 bits.
 __device__ __forceinline__ void split_bf16(float x0, float x1, u32& high, u32& low) {

@@ -276,6 +276,11 @@ __device__ __forceinline__ u64 input_index(u32 row, u32 column, u32 width, u32 p
   return panels == 0 ? (u64)row * width + column : panel_index(row, column, panels);
 }
 
+// Writes two columns from an even one on, rounded.
+__device__ __forceinline__ void write_input_pair(bf16* to, u32 row, u32 column, u32 width, u32 panels, float a, float b) {
+  *(u32*)(to + input_index(row, column, width, panels)) = pack(narrow(a), narrow(b));
+}
+
 // Writes four columns from a multiple of 4 on, rounded.
 __device__ __forceinline__ void write_input(bf16* to, u32 row, u32 column, u32 width, u32 panels, float a, float b, float c,
                                             float d) {

@@ -7,14 +7,14 @@ use half::bf16;
 
 use super::own_blocks::own_block_len;
 use super::rows::check_rounded;
-use super::tiling::{AttentionChunk, AttentionTile, LAST_BLOCK_SPLITS, WorkItem, part_len};
+use super::tiling::{AttentionChunk, AttentionTile, LAST_BLOCK_PARTS, WorkItem, part_len};
 use super::{GatherBlocks, MAX_GRID_YZ, ProductInput};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
-use crate::cuda::sources::{ATTENTION, Kernel};
+use crate::cuda::sources::{ATTENTION, ATTENTION_MERGE, Kernel};
 
-/// Maximum number of splits of a row that one warp merges if few queries leave most of the device idle. For
-/// more, eight warps merge them, with equal bits.
+/// Maximum number of partial results of a row that one warp merges if few queries leave most of the device
+/// idle. For more, eight warps merge them, with equal bits.
 const MERGED_BY_A_WARP: usize = 8;
 /// Number of warps that fill the device.
 const FILLING_WARPS: usize = 4096;
@@ -72,7 +72,7 @@ pub(crate) struct Attention<'a, M> {
     /// All block tables, concatenated. Each covers its tiles' keys with blocks inside `kv` or own blocks.
     pub(crate) tables: View<'a, u32>,
     pub(crate) tiling: TilingViews<'a>,
-    /// `[parts][kv heads][head_dim + 4]`, for the largest chunk.
+    /// `[parts][kv heads][head_dim + 8]`, for the largest chunk.
     pub(crate) partial: &'a mut Tensor<M, f32>,
     /// `[tiles][kv heads]`: finished blocks. Zeros before and after each launch.
     pub(crate) arrived: &'a mut Tensor<M, u32>,
@@ -112,10 +112,9 @@ impl<M: DeviceMemory> Attention<'_, M> {
         check(kernel.name, ("queries", last.1), last.1 == queries && tiles.len() > 0, queries)?;
         check_len(kernel.name, "partial", self.partial.len(), self.tiling.partial_len(self.layout))?;
         check_len(kernel.name, "counters", self.arrived.len(), self.tiling.arrived_len(self.layout))?;
-        let by_blocks = chunks.iter().filter(|chunk| chunk.is_merged_by_blocks);
-        let most = by_blocks.map(|chunk| chunk.max_splits).max().unwrap_or(0);
-        let is_good = most <= LAST_BLOCK_SPLITS;
-        check(kernel.name, ("splits", most), is_good, format_args!("at most {LAST_BLOCK_SPLITS}"))?;
+        let most = chunks.iter().map(|chunk| chunk.blocks_merge).max().unwrap_or(0);
+        let is_good = most <= LAST_BLOCK_PARTS;
+        check(kernel.name, ("parts", most), is_good, format_args!("at most {LAST_BLOCK_PARTS}"))?;
         let own_len = self.own.as_ref().map_or(0, |own| own.blocks.len());
         check_len(kernel.name, "own blocks", own_len, self.tiling.own_len(self.layout))?;
         check_len(kernel.name, "out", self.out.len(), rows * self.layout.q_width())?;
@@ -143,7 +142,7 @@ impl<M: DeviceMemory> Attention<'_, M> {
         for (width, work) in chunk.work.iter().enumerate().filter(|(_, work)| !work.is_empty()) {
             self.launch_work(executor, (work, chunk.own.start), width, (&mut *rounded, panels))?;
         }
-        if chunk.is_merged_by_blocks {
+        if chunk.launch_merges == 0 {
             return Ok(());
         }
         self.launch_merge(executor, chunk, (rounded, panels))
@@ -191,15 +190,15 @@ impl<M: DeviceMemory> Attention<'_, M> {
         let TilingViews { tiles, tile_of, .. } = self.tiling;
         let (group, window) = (num_heads / num_kv_heads, self.window.unwrap_or(0) as usize);
         let queries = chunk.queries.len();
-        let is_long = chunk.max_splits > MERGED_BY_A_WARP && queries * num_kv_heads < FILLING_WARPS;
-        let merge = ATTENTION.kernel(3 * HEAD_DIMS.len() + usize::from(is_long));
+        let is_long = chunk.launch_merges > MERGED_BY_A_WARP && queries * num_kv_heads < FILLING_WARPS;
+        let merge = ATTENTION_MERGE.kernel(usize::from(is_long));
         let params = Params::default().read(self.partial).view(self.positions).view(tiles).view(tile_of);
         let params = params.write(self.out).write_if(rounded.as_deref_mut()).u32(chunk.queries.start);
         let params = params.u32(queries).u32(group).u32(head_dim).u32(window).u32(panels);
         let blocks = if is_long { queries } else { queries.div_ceil(MERGED_QUERIES) };
         let grid = [blocks as u32, num_kv_heads as u32, 1];
-        // SAFETY: these are the kernel's parameters; the tiles of these queries have a partial result for
-        // every split that a position needs.
+        // SAFETY: these are the kernel's parameters; the tiles of these queries have every partial
+        // result that a position needs.
         unsafe { executor.launch(merge, grid, &mut { params }) }
     }
 }

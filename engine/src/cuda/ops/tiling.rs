@@ -1,28 +1,37 @@
 //! Divides a pass's attention: queries into tiles that share a KV head, keys into splits at fixed positions,
 //! tiles into chunks. Queries of a token tree share the splits before the one in which the tree begins; later
 //! splits are divided by row, because each row has its own blocks there ([`OwnBlocks`]). Pure index
-//! arithmetic; only the splits affect numerics.
+//! arithmetic; only the splits and their groups affect numerics.
+
+mod counts;
+mod parts;
+mod work;
 
 use std::ops::Range;
 
 use cpu_kernels::{HeadLayout, Segment};
-use half::bf16;
 
+pub(crate) use self::counts::{AttentionCounts, count_attention};
+pub(crate) use self::parts::PartSize;
+use self::work::NO_SPLIT;
+pub(crate) use self::work::WorkItem;
+use super::blocks::MULTIPROCESSORS;
 use super::own_blocks::{OwnBlocks, TreeRow, max_own_blocks};
 
-/// Keys per split, which a warp sums by itself: part of the numerics (`attention.cuh`).
+/// Keys per split, which a warp sums by itself, and splits per group: part of the numerics (`attention.cuh`).
 pub(super) const SPLIT_KEYS: usize = 128;
+const GROUP_SPLITS: usize = 8;
 /// Queries per tile: of one, two and four warps that share keys and values.
 const TILE_QUERIES: [usize; 3] = [16, 32, 64];
 /// Queries of the widest tile.
 pub(super) const WIDE_QUERIES: usize = TILE_QUERIES[2];
-/// Maximum number of splits per block: `RUN` of `attention.cuh`.
-const RUN: usize = 8;
-/// Maximum number of splits of a tile that the last of its blocks merges (`attention.cuh`). That block has one
-/// to four warps and, for heads of 128, shared memory for 62 or 124 partial results at a time; a tile has up
-/// to 16 or 64 for each split. In longer contexts few tiles may have most of the splits, and a launch of
-/// eight warps for each query keeps more of them in flight.
-pub(crate) const LAST_BLOCK_SPLITS: usize = 16;
+/// Maximum number of partial results of a query that the last block of its tile merges (`attention.cuh`).
+/// That block has one to four warps and, for heads of 128, shared memory for 62 of them at a time; a tile has
+/// 16 to 64 queries. In longer contexts few tiles may have most of the splits, and a launch of eight warps
+/// for each query keeps more of them in flight.
+pub(crate) const LAST_BLOCK_PARTS: usize = 16;
+/// Blocks of one, two and four warps that fit on a multiprocessor of an H100 (`attention.cu`, heads of 128).
+const BLOCKS_OF_WARPS: [usize; 3] = [6, 4, 2];
 
 /// Limit of partial results in memory, in bytes; queries that need more are processed in several chunks.
 const PARTIAL_BYTES: usize = 512 << 20;
@@ -36,11 +45,13 @@ pub(crate) struct AttentionTile {
     table: u32,
     first_key: u32,
     end_key: u32,
-    /// Index of its first partial result in its chunk; there is one per query and split.
+    /// Index of its first partial result in its chunk.
     first_part: u32,
-    /// Number of partial results per split.
+    /// Distance between partial results of a query.
     part_stride: u32,
-    /// Number of its work items if the block that finishes last merges its splits, else 0.
+    /// Splits of a partial result, or 0 if a block processes all keys ([`PartSize`]).
+    part_splits: u32,
+    /// Number of its work items if the block that finishes last merges, else 0.
     num_runs: u32,
 }
 
@@ -49,8 +60,18 @@ impl AttentionTile {
         self.first_key as usize / SPLIT_KEYS..(self.end_key as usize).div_ceil(SPLIT_KEYS)
     }
 
+    /// Partial results of a query that are merged into its row.
+    fn merged_parts(&self) -> usize {
+        let (first, end) = (self.first_key as usize, self.end_key as usize);
+        let keys = self.part_splits as usize * SPLIT_KEYS;
+        first.checked_div(keys).map_or(1, |first_part| end.div_ceil(keys) - first_part)
+    }
+
+    /// Number of its partial results. A block that processes all keys has a second one of each query for the
+    /// result of the group so far.
     fn num_parts(&self) -> usize {
-        self.num_queries as usize * self.splits().len()
+        let of_query = if self.part_splits == 0 { self.splits().len().min(2) } else { self.merged_parts() };
+        self.num_queries as usize * of_query
     }
 
     /// Index of its width in [`TILE_QUERIES`].
@@ -70,18 +91,6 @@ struct TileGroup {
     own: Range<usize>,
 }
 
-/// A run of a tile's splits, or padding.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-pub(crate) struct WorkItem {
-    tile: u32,
-    split: u32,
-    end_split: u32,
-}
-
-/// Marks a padding entry.
-const NO_SPLIT: u32 = u32::MAX;
-
 /// Limits of a pass's chunks and tiles; they do not affect numerics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
@@ -92,9 +101,13 @@ pub(crate) struct Limits {
     /// Minimum number of blocks of a chunk's tiles of one width, per KV head, if blocks process runs of
     /// several splits.
     pub(crate) min_runs: usize,
-    /// Maximum number of splits of a chunk's tiles if the tiles' last blocks merge them; at most
-    /// [`LAST_BLOCK_SPLITS`].
-    pub(crate) last_block_splits: usize,
+    /// Number of blocks of one, two and four warps, per KV head, that run at once.
+    pub(crate) running: [usize; 3],
+    /// Maximum number of partial results of a query that the last block of its tile merges; at most
+    /// [`LAST_BLOCK_PARTS`].
+    pub(crate) last_block_parts: usize,
+    /// Partial results of tiles without token trees. `None`: those that take least time.
+    pub(crate) parts: Option<PartSize>,
 }
 
 impl Limits {
@@ -102,9 +115,15 @@ impl Limits {
     /// H100.
     pub(crate) fn of(layout: HeadLayout) -> Self {
         let max_parts = PARTIAL_BYTES / size_of::<f32>() / part_len(layout);
-        let min_runs = (4 * 2 * 132 / layout.num_kv_heads).max(1);
-        let (max_own_blocks, last_block_splits) = (max_own_blocks(layout), LAST_BLOCK_SPLITS);
-        Self { max_parts, max_own_blocks, min_runs, last_block_splits }
+        let per_head = |blocks: usize| (blocks * MULTIPROCESSORS / layout.num_kv_heads).max(1);
+        Self {
+            max_parts,
+            max_own_blocks: max_own_blocks(layout),
+            min_runs: per_head(4 * BLOCKS_OF_WARPS[2]),
+            running: BLOCKS_OF_WARPS.map(per_head),
+            last_block_parts: LAST_BLOCK_PARTS,
+            parts: None,
+        }
     }
 }
 
@@ -136,11 +155,11 @@ pub(crate) struct AttentionChunk {
     pub(crate) num_parts: usize,
     /// Range of the pass's own blocks.
     pub(crate) own: Range<usize>,
-    /// Maximum number of splits of a tile.
-    pub(super) max_splits: usize,
-    /// Whether the last block of each tile merges its splits. Otherwise another launch does: for long
-    /// contexts, and for token trees, whose queries have splits in several tiles.
-    pub(super) is_merged_by_blocks: bool,
+    /// Maximum number of partial results of a query that a launch merges: for long contexts, and for token
+    /// trees, whose queries have splits in several tiles. 0 if the last block of each tile does.
+    pub(super) launch_merges: usize,
+    /// Maximum number of partial results of a query that the last block of its tile merges.
+    pub(super) blocks_merge: usize,
 }
 
 /// A pass's queries for one key: tiles, their splits and their chunks. Every required split is in exactly one
@@ -168,6 +187,7 @@ impl Tiling {
         for (segment, &table) in segments.iter().zip(table_starts) {
             all.extend(tiling.add_tiles(segment, table, own, key));
         }
+        tiling.choose_parts(&all, limits);
         let mut left = all.as_slice();
         while !left.is_empty() {
             let (chunk, rest) = left.split_at(tiling.chunk_len(left, limits));
@@ -210,6 +230,7 @@ impl Tiling {
                 end_key: position(queries.end - 1) + 1,
                 first_part: 0,
                 part_stride: queries.len() as u32,
+                part_splits: PartSize::Split.num_splits(),
                 num_runs: 0,
             };
             let (first_tile, mut splits) = (self.tiles.len(), tile.splits());
@@ -228,6 +249,21 @@ impl Tiling {
         all
     }
 
+    /// Sets the partial results of tiles without token trees.
+    fn choose_parts(&mut self, all: &[TileGroup], limits: Limits) {
+        for width in 0..TILE_QUERIES.len() {
+            let of_width = |shared: &&TileGroup| {
+                shared.tiles.len() == 1 && self.tiles[shared.tiles.start].width() == width
+            };
+            let which: Vec<usize> = all.iter().filter(of_width).map(|shared| shared.tiles.start).collect();
+            let tiles = || which.iter().map(|&tile| &self.tiles[tile]);
+            let size = limits.parts.unwrap_or_else(|| parts::fastest(tiles, width, limits));
+            for tile in which {
+                self.tiles[tile].part_splits = size.num_splits();
+            }
+        }
+    }
+
     /// Number of these tiles, with those of their rows, that form the next chunk.
     fn chunk_len(&self, left: &[TileGroup], limits: Limits) -> usize {
         let (mut num_parts, mut num_own) = (0, 0);
@@ -240,25 +276,31 @@ impl Tiling {
     }
 
     fn add_chunk(&mut self, chunk: &[TileGroup], limits: Limits) {
-        let (mut num_parts, mut max_splits) = (0, 0);
+        let (mut num_parts, mut launch_merges, mut blocks_merge) = (0, 0, 0);
+        let mut is_launched = Vec::with_capacity(chunk.len());
         for shared in chunk {
-            let first_split = self.tiles[shared.tiles.start].splits().start;
-            max_splits = max_splits.max(self.tiles[shared.tiles.start].splits().len());
-            let of_turn = num_parts;
-            num_parts += self.tiles[shared.tiles.start].num_parts();
+            let first = self.tiles[shared.tiles.start];
+            let (first_split, merged) = (first.splits().start, first.merged_parts());
+            let has_tree = shared.tiles.len() > 1;
+            is_launched.push(has_tree || (first.part_splits != 0 && merged > limits.last_block_parts));
+            let of_who =
+                if is_launched[is_launched.len() - 1] { &mut launch_merges } else { &mut blocks_merge };
+            *of_who = merged.max(*of_who);
             for tile in &mut self.tiles[shared.tiles.clone()] {
                 // The partial results of a row's tile are among the shared tile's.
                 let of_splits = (tile.splits().start - first_split) as u32 * tile.part_stride;
-                tile.first_part += of_turn as u32 + of_splits;
+                tile.first_part += num_parts as u32 + of_splits;
             }
+            num_parts += first.num_parts();
         }
-        let has_no_trees = chunk.iter().all(|shared| shared.tiles.len() == 1);
-        let is_merged_by_blocks = has_no_trees && max_splits <= limits.last_block_splits;
         let work = [0, 1, 2].map(|width| self.add_work(chunk, width, limits.min_runs));
         for item in work.iter().flat_map(|range| &self.work[range.clone()]) {
-            if is_merged_by_blocks && item.split != NO_SPLIT {
+            if item.split != NO_SPLIT {
                 self.tiles[item.tile as usize].num_runs += 1;
             }
+        }
+        for (shared, _) in chunk.iter().zip(&is_launched).filter(|(_, is_launched)| **is_launched) {
+            self.tiles[shared.tiles.clone()].iter_mut().for_each(|tile| tile.num_runs = 0);
         }
         let end_of = |tile: &AttentionTile| (tile.first_query + tile.num_queries) as usize;
         let first_of = |shared: Option<&TileGroup>| shared.map(|shared| self.tiles[shared.tiles.start]);
@@ -268,35 +310,7 @@ impl Tiling {
         let mut owning = chunk.iter().map(|shared| shared.own.clone()).filter(|own| !own.is_empty());
         let first_own = owning.next().unwrap_or_default();
         let own = first_own.start..owning.next_back().unwrap_or(first_own).end;
-        self.chunks.push(AttentionChunk { work, queries, num_parts, own, max_splits, is_merged_by_blocks });
-    }
-
-    /// Adds the work of the chunk's tiles of one width, in runs that leave at least `min_runs` blocks. Returns
-    /// the range of the added work.
-    fn add_work(&mut self, chunk: &[TileGroup], width: usize, min_runs: usize) -> Range<usize> {
-        let first_work = self.work.len();
-        let mut tiles: Vec<(usize, Range<usize>)> = Vec::new();
-        for shared in chunk {
-            tiles.push((shared.tiles.start, shared.splits.clone()));
-            tiles.extend(shared.tiles.clone().skip(1).map(|tile| (tile, self.tiles[tile].splits())));
-        }
-        tiles.retain(|&(tile, _)| self.tiles[tile].width() == width);
-        let splits: usize = tiles.iter().map(|(_, splits)| splits.len()).sum();
-        let run = (splits / min_runs).clamp(1, RUN);
-        let ends = tiles.iter().map(|(_, splits)| splits.end);
-        // Tiles of a sequence read the same keys, so they are placed together.
-        for split in (0..ends.max().unwrap_or(0)).step_by(run) {
-            let needs = |(tile, needed): &(usize, Range<usize>)| {
-                let (first, end) = (needed.start.max(split), needed.end.min(split + run));
-                let work = WorkItem { tile: *tile as u32, split: first as u32, end_split: end as u32 };
-                (first < end).then_some(work)
-            };
-            self.work.extend(tiles.iter().filter_map(needs));
-        }
-        let len = self.work.len() - first_work;
-        let nothing = WorkItem { tile: 0, split: NO_SPLIT, end_split: NO_SPLIT };
-        self.work.extend(std::iter::repeat_n(nothing, rounded_up(len) - len));
-        first_work..self.work.len()
+        self.chunks.push(AttentionChunk { work, queries, num_parts, own, launch_merges, blocks_merge });
     }
 }
 
@@ -317,15 +331,9 @@ fn tile_of_row(
     }
 }
 
-/// Rounds up to one of few sizes, by at most a sixteenth: similar steps then have equal grids and can replay
-/// the same graph.
-fn rounded_up(len: usize) -> usize {
-    len.next_multiple_of((len.next_power_of_two() / 32).max(1))
-}
-
 /// Size of a partial result in numbers, for all KV heads.
 pub(super) fn part_len(layout: HeadLayout) -> usize {
-    layout.num_kv_heads * (layout.head_dim + 4)
+    layout.num_kv_heads * (layout.head_dim + 8)
 }
 
 /// Size of the partial results of `rows` rows of sequences of up to `max_len` tokens, in bytes.
@@ -344,44 +352,6 @@ fn tile_len(queries: usize, splits: usize, max_parts: usize) -> usize {
     } else {
         TILE_QUERIES[0]
     }
-}
-
-/// Work of a layer's attention over all KV heads, for models of its time.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct AttentionCounts {
-    /// Number of blocks of one, two and four warps.
-    pub(crate) blocks: [usize; 3],
-    /// Number of blocks of 16 keys that those blocks read; and of 16 keys x 16 queries that warps process.
-    pub(crate) key_blocks: [usize; 3],
-    pub(crate) warp_blocks: usize,
-    /// Bytes of keys, values and queries that blocks read, and of partial results.
-    pub(crate) bytes_read: usize,
-    pub(crate) partial_bytes: usize,
-    /// Bytes of partial results that tiles' last blocks read.
-    pub(crate) merged_bytes: usize,
-}
-
-/// See [`AttentionCounts`].
-pub(crate) fn count_attention(tiling: &Tiling, layout: HeadLayout) -> AttentionCounts {
-    let HeadLayout { num_kv_heads, head_dim, .. } = layout;
-    let mut counted = AttentionCounts::default();
-    for work in tiling.work.iter().filter(|work| work.split != NO_SPLIT) {
-        let tile = &tiling.tiles[work.tile as usize];
-        let first = (work.split as usize * SPLIT_KEYS).max(tile.first_key as usize);
-        let end = (work.end_split as usize * SPLIT_KEYS).min(tile.end_key as usize);
-        let key_blocks = (end.div_ceil(16) - first / 16) * num_kv_heads;
-        counted.blocks[tile.width()] += num_kv_heads;
-        counted.key_blocks[tile.width()] += key_blocks;
-        counted.warp_blocks += key_blocks * (tile.num_queries as usize).div_ceil(TILE_QUERIES[0]);
-        counted.bytes_read += key_blocks * 16 * 2 * head_dim * size_of::<bf16>();
-        counted.bytes_read += tile.num_queries as usize * head_dim * size_of::<f32>() * num_kv_heads;
-    }
-    for chunk in &tiling.chunks {
-        let bytes = chunk.num_parts * part_len(layout) * size_of::<f32>();
-        counted.partial_bytes += bytes;
-        counted.merged_bytes += if chunk.is_merged_by_blocks { bytes } else { 0 };
-    }
-    counted
 }
 
 #[cfg(test)]

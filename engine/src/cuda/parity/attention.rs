@@ -12,7 +12,7 @@ use super::{Numbers, Parity, Scale, compare_equal, widened};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    Attention, LAST_BLOCK_SPLITS, Limits, OwnBlockViews, OwnBlocks, Tiling, TilingKey, TilingViews,
+    Attention, LAST_BLOCK_PARTS, Limits, OwnBlockViews, OwnBlocks, PartSize, Tiling, TilingKey, TilingViews,
 };
 
 /// A sequence's keys and values, `[kv head][position][head_dim]`.
@@ -41,7 +41,9 @@ pub(super) const NO_LIMITS: Limits = Limits {
     max_parts: usize::MAX,
     max_own_blocks: usize::MAX,
     min_runs: usize::MAX,
-    last_block_splits: LAST_BLOCK_SPLITS,
+    running: [usize::MAX; 3],
+    last_block_parts: LAST_BLOCK_PARTS,
+    parts: Some(PartSize::Split),
 };
 /// Index of this layer, and the number of layers.
 const LAYER: (usize, usize) = (1, 2);
@@ -63,6 +65,8 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     }
     let (heads, lens) = scale.pick(([8, 1, 128], &[(130, 2), (260, 1)][..]), ([32, 8, 128], large));
     parities.extend(attention(e, layout_of(heads), None, lens)?);
+    // Two groups in a tile of 64 queries.
+    parities.extend(attention(e, layout_of([4, 1, 16]), None, &[(1010, 24)])?);
     // More than eight splits, whose partial results a last block reads in several turns.
     parities.extend(attention(e, layout_of([4, 1, 32]), Some(1200), &[(1300, 5), (0, 1)])?);
     Ok(parities)
@@ -89,7 +93,11 @@ pub(super) fn attention<E: Executor>(
     let in_chunks = pass.run(e, &whole, Limits { max_parts: 40, ..NO_LIMITS })?;
     let in_wide_chunks = pass.run(e, &whole, Limits { max_parts: 400, ..NO_LIMITS })?;
     let in_runs = pass.run(e, &whole, Limits { min_runs: 1, ..NO_LIMITS })?;
-    let merged_apart = pass.run(e, &whole, Limits { last_block_splits: 0, ..NO_LIMITS })?;
+    let merged_apart = pass.run(e, &whole, Limits { last_block_parts: 0, ..NO_LIMITS })?;
+    let in_groups = pass.run(e, &whole, Limits { parts: Some(PartSize::Group), ..NO_LIMITS })?;
+    let groups_apart = Limits { parts: Some(PartSize::Group), last_block_parts: 0, ..NO_LIMITS };
+    let groups_apart = pass.run(e, &whole, groups_apart)?;
+    let undivided = pass.run(e, &whole, Limits { parts: Some(PartSize::All), ..NO_LIMITS })?;
     for (sequence, rows) in whole {
         for first in rows.clone().step_by(3) {
             let rows = first..rows.end.min(first + 3);
@@ -104,6 +112,9 @@ pub(super) fn attention<E: Executor>(
         compare_equal(format!("{case}: in wide chunks"), &bits(&in_wide_chunks), &bits(&together)),
         compare_equal(format!("{case}: in runs"), &bits(&in_runs), &bits(&together)),
         compare_equal(format!("{case}: merged by a launch"), &bits(&merged_apart), &bits(&together)),
+        compare_equal(format!("{case}: in groups"), &bits(&in_groups), &bits(&together)),
+        compare_equal(format!("{case}: groups merged by a launch"), &bits(&groups_apart), &bits(&together)),
+        compare_equal(format!("{case}: undivided"), &bits(&undivided), &bits(&together)),
     ])
 }
 
@@ -276,41 +287,63 @@ mod tests {
             .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     }
 
-    /// Tiles, warps and runs of splits do not affect numerics; the digests show when steps or splits do.
+    /// Tiles, warps, runs of splits and what partial results hold do not affect numerics; the digests show
+    /// when steps, splits or groups do.
     #[test]
     fn attention_keeps_the_bits_of_small_tiles() {
         let cases = [
-            ([4, 2, 16], None, 0xe233_ba1b_35ba_41b3_u64),
-            ([6, 1, 64], Some(130), 0x552b_67b0_05b5_e6cc),
-            ([8, 2, 128], None, 0x016c_2fbf_4619_f2b9),
+            ([4, 2, 16], None, 0xc36d_4a5c_fe6e_c083_u64),
+            ([6, 1, 64], Some(130), 0xa92f_4069_651d_78d9),
+            ([8, 2, 128], None, 0x123c_77e4_ebd8_c28e),
         ];
-        let lens = [(0, 1), (15, 3), (300, 20), (0, 70), (500, 5)];
+        // More than one group for one, two and four warps, and nine groups, which eight warps merge in two
+        // turns.
+        let lens = [(0, 1), (15, 3), (300, 20), (0, 70), (500, 5), (1100, 1), (1010, 24), (8300, 1)];
         for (heads, window, expected) in cases {
             let layout = layout_of(heads);
             let pass = Pass::new(layout, window, &lens);
             let whole: Vec<Part> = lens.iter().enumerate().map(|(i, &(_, rows))| (i, 0..rows)).collect();
             let small_tiles = Limits { max_parts: 0, ..NO_LIMITS };
             let in_runs = Limits { min_runs: 1, ..NO_LIMITS };
-            let merged_apart = Limits { last_block_splits: 0, ..NO_LIMITS };
-            for limits in [NO_LIMITS, small_tiles, in_runs, merged_apart] {
+            let merged_apart = Limits { last_block_parts: 0, ..NO_LIMITS };
+            let in_groups = Limits { parts: Some(PartSize::Group), ..NO_LIMITS };
+            let groups_apart = Limits { last_block_parts: 0, ..in_groups };
+            let undivided = Limits { parts: Some(PartSize::All), ..NO_LIMITS };
+            let few_groups = Limits { max_parts: 0, ..in_groups };
+            let limits_of_serving = Limits::of(layout);
+            for limits in [
+                NO_LIMITS,
+                small_tiles,
+                in_runs,
+                merged_apart,
+                in_groups,
+                groups_apart,
+                undivided,
+                few_groups,
+                limits_of_serving,
+            ] {
                 let found = digest(&pass.run(&mut Emulator::build(), &whole, limits).unwrap());
                 assert_eq!(found, expected, "{layout:?}, {limits:?}: {found:#x}");
             }
         }
     }
 
-    /// The last block of a tile merges up to 16 splits, whichever block it is. More take a launch of their
-    /// own, and so do those of token trees.
+    /// The last block of a tile merges up to 16 partial results, whichever block it is. More take a launch of
+    /// their own, and so do those of token trees.
     #[test]
     fn few_splits_are_merged_by_the_last_block() {
         let mut e = Emulator::build();
         let launches = e.launches();
-        for (lens, parents, expected) in [
-            (&[(2047, 1), (0, 3)][..], &[][..], 1),
-            (&[(2048, 1), (0, 3)], &[], 2),
+        for (lens, parents, parts, expected) in [
+            (&[(2047, 1), (0, 3)][..], &[][..], PartSize::Split, 1),
+            (&[(2048, 1), (0, 3)], &[], PartSize::Split, 2),
+            (&[(2048, 1), (0, 3)], &[], PartSize::Group, 1),
+            (&[(2048, 1), (1020, 33)], &[], PartSize::All, 2),
             // Blocks of rows of trees are gathered by another launch.
-            (&[(20, 2), (0, 3)], &[0, 0], 3),
+            (&[(20, 2), (0, 3)], &[0, 0], PartSize::Split, 3),
+            (&[(20, 2), (1500, 1)], &[0, 0], PartSize::All, 3),
         ] {
+            let limits = Limits { parts: Some(parts), ..NO_LIMITS };
             let mut pass = Pass::new(layout_of([2, 1, 16]), None, lens);
             pass.sequences[0].parents = parents.to_vec();
             let whole: Vec<Part> = lens.iter().enumerate().map(|(i, &(_, rows))| (i, 0..rows)).collect();
@@ -318,8 +351,8 @@ mod tests {
             for order in 0..4 {
                 e.order(order);
                 let before = launches.load(Ordering::Relaxed);
-                outputs.insert(digest(&pass.run(&mut e, &whole, NO_LIMITS).unwrap()));
-                assert_eq!(launches.load(Ordering::Relaxed) - before, expected, "{lens:?}");
+                outputs.insert(digest(&pass.run(&mut e, &whole, limits).unwrap()));
+                assert_eq!(launches.load(Ordering::Relaxed) - before, expected, "{lens:?}, {parts:?}");
             }
             assert_eq!(outputs.len(), 1, "{lens:?}: bits depend on the order of blocks");
         }
@@ -349,7 +382,7 @@ mod tests {
             pass.run(&mut e, &whole, limits).unwrap();
             let found = (e.global_bytes() - before) as usize;
             let counted = count_attention(&tiling, layout);
-            assert_eq!(found, counted.bytes_read + counted.merged_bytes, "{lens:?}, {limits:?}");
+            assert_eq!(found, counted.bytes_read + counted.merged_by_blocks, "{lens:?}, {limits:?}");
             counted
         };
         let small = Limits { max_parts: 0, ..NO_LIMITS };

@@ -55,7 +55,7 @@ proptest! {
     fn attention_over_any_block_tables(
         layout in layouts((1usize..4, 1usize..6), &[16, 32, 64]),
         window in prop::option::of(1u32..180),
-        lens in prop::collection::vec((0u32..300, 1usize..6), 1..4),
+        lens in prop::collection::vec((prop_oneof![4 => 0u32..300, 1 => 900u32..1300], 1usize..6), 1..4),
         prefill in prop::option::of(1usize..40),
     ) {
         let mut lens = lens;

@@ -9,7 +9,7 @@ use super::kv_layout::{key_index, value_index};
 use super::{Numbers, Parity, Scale, compare_equal};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
-use crate::cuda::ops::{Limits, StepBuffer, copy_tokens};
+use crate::cuda::ops::{Limits, PartSize, StepBuffer, copy_tokens};
 
 /// First position of rows, their parents in a token tree, and, if there are no parents, the number of rows of
 /// a chain.
@@ -60,6 +60,8 @@ pub(super) fn trees<E: Executor>(
         ("in chunks by parts", Limits { max_parts: 40, ..NO_LIMITS }),
         ("in chunks by blocks", Limits { max_own_blocks: 3, ..NO_LIMITS }),
         ("in runs", Limits { min_runs: 1, ..NO_LIMITS }),
+        ("chains in groups", Limits { parts: Some(PartSize::Group), ..NO_LIMITS }),
+        ("chains undivided", Limits { parts: Some(PartSize::All), ..NO_LIMITS }),
     ] {
         let found = bits(&pass.run(e, &whole, limits)?);
         parities.push(compare_equal(format!("{name}: {how}"), &found, &expected));

@@ -51,17 +51,18 @@ pub(super) struct AttentionTimes {
 }
 
 impl AttentionTimes {
-    /// Takes the counts of the two steps whose times [`ATTENTION`] and [`MERGE`] are.
+    /// Takes the counts of the two steps whose times [`ATTENTION`] and [`MERGE`] are, with a partial result of
+    /// every split, as run 3 had.
     pub(super) fn new(small: &AttentionCounts, large: &AttentionCounts) -> Self {
         let through = |[few, many]: [f64; 2], work: fn(&AttentionCounts) -> f64| {
             line((work(small), few), (work(large), many))
         };
-        Self { splits: through(ATTENTION, warp_blocks), merge: through(MERGE, partial_bytes) }
+        Self { splits: through(ATTENTION, warp_blocks), merge: through(MERGE, bytes_of_parts) }
     }
 
     /// Microseconds of a layer.
     pub(super) fn microseconds(&self, counts: &AttentionCounts) -> f64 {
-        self.splits.at(warp_blocks(counts)) + self.merge.at(partial_bytes(counts))
+        self.splits.at(warp_blocks(counts)) + self.merge.at(bytes_of_parts(counts))
     }
 }
 
@@ -69,8 +70,9 @@ fn warp_blocks(counts: &AttentionCounts) -> f64 {
     counts.warp_blocks as f64
 }
 
-fn partial_bytes(counts: &AttentionCounts) -> f64 {
-    counts.partial_bytes as f64
+/// Bytes of partial results written and read.
+fn bytes_of_parts(counts: &AttentionCounts) -> f64 {
+    (counts.written_parts + counts.folded_parts + counts.merged_parts) as f64
 }
 
 /// Microseconds of launches other than attention's, or the name of a kernel that was never timed.

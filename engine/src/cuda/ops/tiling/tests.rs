@@ -9,7 +9,9 @@ const NO_LIMITS: Limits = Limits {
     max_parts: usize::MAX,
     max_own_blocks: usize::MAX,
     min_runs: usize::MAX,
-    last_block_splits: LAST_BLOCK_SPLITS,
+    running: [usize::MAX; 3],
+    last_block_parts: LAST_BLOCK_PARTS,
+    parts: Some(PartSize::Split),
 };
 
 proptest! {
@@ -22,7 +24,9 @@ proptest! {
         window in prop::option::of(1u32..400),
         max_parts in prop_oneof![1usize..2000, Just(usize::MAX)],
         min_runs in 1usize..40,
-        last_block_splits in 0usize..17,
+        last_block_parts in 0usize..17,
+        parts in prop::sample::select(vec![None, Some(PartSize::Split), Some(PartSize::Group), Some(PartSize::All)]),
+        running in 1usize..40,
     ) {
         let mut segments = Vec::new();
         let mut row = 0;
@@ -31,7 +35,7 @@ proptest! {
             row += rows;
         }
         let starts = vec![0; lens.len()];
-        let limits = Limits { max_parts, min_runs, last_block_splits, ..NO_LIMITS };
+        let limits = Limits { max_parts, min_runs, last_block_parts, parts, running: [running; 3], ..NO_LIMITS };
         let key = TilingKey { group, window, limits };
         let tiling = Tiling::new(&segments, &starts, &OwnBlocks::default(), key);
         let Tiling { tiles, work, tile_of, chunks } = tiling;
@@ -52,26 +56,37 @@ proptest! {
                 let tile = &tiles[work.tile as usize];
                 *in_chunk.entry(work.tile).or_insert(0) += 1;
                 prop_assert_eq!(usize::from(tile.num_queries > 16) + usize::from(tile.num_queries > 32), width);
-                prop_assert!(work.split < work.end_split && work.end_split - work.split <= 8);
+                prop_assert!(work.split < work.end_split);
+                prop_assert!(tile.part_splits == 0 || work.end_split - work.split <= 8);
                 prop_assert!(chunk.queries.contains(&(tile.first_query as usize)));
-                for split in work.split..work.end_split {
-                    prop_assert!(tile.splits().contains(&(split as usize)));
-                    let first = tile.first_part + (split - tile.first_key / 128) * tile.num_queries;
-                    for part in first..first + tile.num_queries {
-                        prop_assert!(!std::mem::replace(&mut seen[part as usize], true), "part {} twice", part);
+                let splits = work.split as usize..work.end_split as usize;
+                prop_assert!(tile.splits().contains(&splits.start) && splits.end <= tile.splits().end);
+                // The parts that this block alone writes: those of all its splits.
+                let (of_part, first) = (tile.part_splits as usize, tile.splits().start);
+                let parts = match of_part {
+                    0 => 0..splits.len().min(2),
+                    _ => splits.start / of_part - first / of_part..splits.end.div_ceil(of_part) - first / of_part,
+                };
+                prop_assert!(of_part != 0 || splits == tile.splits());
+                for i in parts {
+                    let first = tile.first_part as usize + i * tile.num_queries as usize;
+                    for seen in &mut seen[first..first + tile.num_queries as usize] {
+                        prop_assert!(!std::mem::replace(seen, true), "part {} of {:?} twice", i, tile);
                     }
                 }
             }
             prop_assert!(seen.iter().all(|seen| *seen));
             prop_assert!(chunk.num_parts <= max_parts || in_chunk.len() == 1);
             prop_assert!([&narrow, &pair, &wide].iter().all(|range| range.len() * 16 <= real(range) * 17));
-            let longest = in_chunk.keys().map(|&tile| tiles[tile as usize].splits().len()).max();
-            prop_assert_eq!(Some(chunk.max_splits), longest);
-            prop_assert_eq!(chunk.is_merged_by_blocks, chunk.max_splits <= last_block_splits);
+            let (mut by_blocks, mut by_launch) = (0, 0);
             for (&tile, &runs) in &in_chunk {
-                let expected = if chunk.is_merged_by_blocks { runs } else { 0 };
-                prop_assert_eq!(tiles[tile as usize].num_runs, expected);
+                let tile = &tiles[tile as usize];
+                let is_by_blocks = tile.part_splits == 0 || tile.merged_parts() <= last_block_parts;
+                prop_assert_eq!(tile.num_runs, if is_by_blocks { runs } else { 0 });
+                let most = if is_by_blocks { &mut by_blocks } else { &mut by_launch };
+                *most = tile.merged_parts().max(*most);
             }
+            prop_assert_eq!((chunk.blocks_merge, chunk.launch_merges), (by_blocks, by_launch));
         }
         prop_assert_eq!((next_query, next_work), (row * group, work.len()));
         for (query, tile) in tile_of.iter().enumerate() {
@@ -166,7 +181,7 @@ proptest! {
             prop_assert!(seen.iter().all(|times| *times <= 1));
             prop_assert!((chunk.num_parts <= max_parts && chunk.own.len() <= max_own_blocks) || shared.len() == 1);
             // Queries of a tree have splits in several tiles, none of which has a last block.
-            prop_assert!(chunk.own.is_empty() || !chunk.is_merged_by_blocks);
+            prop_assert!(chunk.own.is_empty() || chunk.launch_merges > 0);
             for query in chunk.queries.clone() {
                 let (row, tile) = (query / group, &tiles[tile_of[query] as usize]);
                 let of_chain = |segment: &&Segment<'_>| segment.rows.contains(&row);
@@ -192,7 +207,7 @@ fn long_contexts_take_turns_in_half_a_gigabyte() {
     let bytes = partial_bytes(512, layout, 131_072);
     println!("{} chunks, {most} bytes at most, {bytes} counted", tiling.chunks.len());
     assert!(most <= bytes && bytes <= 1 << 30, "{most} of {bytes}");
-    assert_eq!(partial_bytes(3, layout, 300), 12 * 3 * 8 * 132 * 4);
+    assert_eq!(partial_bytes(3, layout, 300), 12 * 3 * 8 * 136 * 4);
 }
 
 /// One long sequence among 63 short ones: formerly every tile had a block for each split of the longest.
@@ -247,4 +262,44 @@ fn a_long_prompt_reads_its_keys_a_quarter_as_often() {
     println!("{wide:?}\n{narrow:?}");
     assert_eq!(wide.warp_blocks, narrow.warp_blocks);
     assert!(wide.bytes_read * 7 < narrow.bytes_read * 2, "{wide:?}, {narrow:?}");
+}
+
+/// Bytes of partial results of a layer of 8B, written, added to and merged, compared with a partial result of
+/// every split: prompts of 2,048 rows, verify rows of 32 sequences, and a row, which has no work for fewer.
+#[test]
+fn prompts_write_few_partial_results() {
+    let layout = HeadLayout { num_heads: 32, num_kv_heads: 8, head_dim: 128 };
+    let serving = Limits::of(layout);
+    for (sequences, rows, start, times) in [
+        (1, 2048, 128, 5),
+        (1, 2048, 8_192, 7),
+        (1, 2048, 32_768, 7),
+        (32, 5, 8_192, 1),
+        (32, 5, 32_768, 1),
+        (1, 1, 8_192, 1),
+        (1, 1, 32_768, 1),
+    ] {
+        let segment =
+            |i: usize| Segment { rows: i * rows..(i + 1) * rows, start, block_table: &[], tree: None };
+        let segments: Vec<Segment<'_>> = (0..sequences).map(segment).collect();
+        let count = |parts| {
+            let key = TilingKey { limits: Limits { parts, ..serving }, ..TilingKey::of(layout, None) };
+            let tiling = Tiling::new(&segments, &vec![0; sequences], &OwnBlocks::default(), key);
+            let counted = count_attention(&tiling, layout);
+            let most = tiling.chunks.iter().map(|chunk| chunk.num_parts).max().unwrap_or(0);
+            println!(
+                "{sequences} x {rows} behind {start}, {parts:?}: {} blocks, {} written, {} folded, {} merged, \
+                 {} chunks, {} bytes at once",
+                counted.blocks.iter().sum::<usize>(),
+                counted.written_parts,
+                counted.folded_parts,
+                counted.merged_parts,
+                tiling.chunks.len(),
+                most * part_len(layout) * size_of::<f32>()
+            );
+            counted.written_parts + counted.folded_parts + counted.merged_parts
+        };
+        let (chosen, of_splits) = (count(None), count(Some(PartSize::Split)));
+        assert!(chosen * times <= of_splits, "behind {start}: {chosen} of {of_splits}");
+    }
 }
