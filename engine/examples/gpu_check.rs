@@ -93,7 +93,7 @@ impl Options {
         let target_name = if options.target.is_dry { "draft" } else { "target" };
         options.target.pair = (models.join("draft"), models.join(target_name));
         if options.sections.is_empty() {
-            options.sections = Section::ALL.into_iter().filter(|section| section.is_default()).collect();
+            options.sections = Section::defaults().collect();
         }
         Ok(options)
     }
