@@ -698,6 +698,10 @@ template <typename T>
 static inline T __shfl_xor_sync(uint32_t, T value, uint32_t with) {
   return emulator::shuffle(value, emulator::lane() ^ with);
 }
+static inline int __all_sync(uint32_t, int is_true) {
+  for (uint32_t with = 1; with < 32; with *= 2) is_true &= emulator::shuffle(is_true, emulator::lane() ^ with);
+  return is_true;
+}
 // Lanes below `by` keep their own value.
 template <typename T>
 static inline T __shfl_up_sync(uint32_t, T value, uint32_t by) {

@@ -57,6 +57,13 @@ struct Queries {
   u32 high[STEPS][4], low[STEPS][4];
   KeyRange sees[2];
 
+  // Whether all queries of the warp see all keys of a step.
+  __device__ __forceinline__ bool all_see(u32 first_key) const {
+    const bool first_sees = sees[0].first <= first_key && first_key + 16 * STEP_BLOCKS <= sees[0].end;
+    const bool second_sees = sees[1].first <= first_key && first_key + 16 * STEP_BLOCKS <= sees[1].end;
+    return __all_sync(0xffffffffu, first_sees && second_sees);
+  }
+
   // `first` is the index of the warp's first query in the tile.
   __device__ __forceinline__ Queries(const float* qkv, const u32* positions, const AttentionTile& tile, u32 first, u32 row_width,
                                      u32 group, u32 kv_head, u32 window) {
@@ -67,7 +74,7 @@ struct Queries {
       const bool exists = q < tile.num_queries;
       const u32 query = tile.first_query + (exists ? q : 0), row = query / group;
       const float* from = qkv + (u64)row * row_width + (kv_head * group + query % group) * HEAD_DIM + 2 * t;
-      sees[r].set(exists, exists ? positions[row] : 0, window);
+      sees[r].set(exists, exists ? positions[row] : 0, exists ? window : 0);
 #pragma unroll
       for (int i = 0; i < 2 * STEPS; ++i) {
         const u64 bits = exists ? load_8((const u64*)(from + 8 * i)) : 0;
@@ -125,31 +132,36 @@ struct WarpResult {
     softmax.begin();
   }
 
-  // Computes the scores of a step of 64 keys, of which blocks `from .. to` are in shared memory; no query
-  // sees the others.
-  static __device__ __forceinline__ void multiply_keys(const Queries<HEAD_DIM>& queries, const Stage<HEAD_DIM>* keys, u32 from,
-                                                       u32 to, float (&scores)[2 * STEP_BLOCKS][4]) {
+  // Computes the scores of a step of 64 keys. Those of blocks that are not in shared memory are any numbers: no
+  // query sees them. Sums of different keys do not wait for each other.
+  static __device__ __forceinline__ void multiply_keys(const Queries<HEAD_DIM>& queries, const Stage<HEAD_DIM>* keys,
+                                                       float (&scores)[2 * STEP_BLOCKS][4]) {
 #pragma unroll
-    for (u32 b = 0; b < STEP_BLOCKS; ++b) {
-      if (b < from || b >= to) continue;
+    for (int step = 0; step < HEAD_DIM / 16; ++step) {
 #pragma unroll
-      for (int step = 0; step < HEAD_DIM / 16; ++step) {
+      for (u32 b = 0; b < STEP_BLOCKS; ++b) {
         u32 of_keys[4];
         keys[b].keys(of_keys, step);
         const u32 b0[2] = {of_keys[0], of_keys[1]}, b1[2] = {of_keys[2], of_keys[3]};
-        mma_bf16(scores[2 * b], queries.low[step], b0);
-        mma_bf16(scores[2 * b + 1], queries.low[step], b1);
+        if (step == 0) {
+          mma_bf16_first(scores[2 * b], queries.low[step], b0);
+          mma_bf16_first(scores[2 * b + 1], queries.low[step], b1);
+        } else {
+          mma_bf16(scores[2 * b], queries.low[step], b0);
+          mma_bf16(scores[2 * b + 1], queries.low[step], b1);
+        }
         mma_bf16(scores[2 * b], queries.high[step], b0);
         mma_bf16(scores[2 * b + 1], queries.high[step], b1);
       }
     }
   }
 
-  // Turns the scores into weights of the step's keys, and rescales the result so far.
-  __device__ __forceinline__ void weigh(float (&scores)[2 * STEP_BLOCKS][4], const KeyRange (&sees)[2], u32 first_key,
-                                        float scale) {
+  // Turns the scores into weights of the step's keys, and rescales the result so far. `is_first`: it is zero.
+  __device__ __forceinline__ void weigh(float (&scores)[2 * STEP_BLOCKS][4], const Queries<HEAD_DIM>& queries, bool is_first,
+                                        u32 first_key, float scale) {
     float rescale[2];
-    softmax.add(scores, sees, first_key, scale, rescale);
+    softmax.add(scores, queries.sees, queries.all_see(first_key), first_key, scale, rescale);
+    if (is_first) return;
 #pragma unroll
     for (int n = 0; n < HEAD_DIM / 8; ++n) {
       for (int i = 0; i < 4; ++i) values[n][i] *= rescale[i / 2];
@@ -182,26 +194,39 @@ struct WarpResult {
     }
   }
 
-  // Adds this to the result of the keys before, which this warp has put in `slot`. Sums are those of all
-  // lanes.
+  // Adds this to the result of the keys before, which this warp has put in `slot`. Sums are those of all lanes.
   template <typename Slot>
   __device__ __forceinline__ void fold_after(const Slot& slot) {
+    Fold folds[2];
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+      const u64 tail = slot.has(r) ? *slot.tail(r) : 0;
+      const float earlier_maximum = __uint_as_float((u32)tail), earlier_sum = __uint_as_float((u32)(tail >> 32));
+      folds[r] = Fold::of(earlier_maximum, earlier_sum, softmax.maximum[r], softmax.sum[r]);
+      softmax.maximum[r] = folds[r].maximum;
+      softmax.sum[r] = folds[r].sum;
+    }
+    // Most folds of a warp are of two results that have seen keys.
+    const bool is_both = (folds[0].is_both() || !slot.has(0)) && (folds[1].is_both() || !slot.has(1));
+    if (__all_sync(0xffffffffu, is_both)) {
+      fold_values(slot, [&](u32 r, float state, float part) { return folds[r].both(state, part); });
+    } else {
+      fold_values(slot, [&](u32 r, float state, float part) { return folds[r].value(state, part); });
+    }
+  }
+  template <typename Slot, typename Value>
+  __device__ __forceinline__ void fold_values(const Slot& slot, const Value& value) {
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
       if (!slot.has(r)) continue;
-      const u64 tail = *slot.tail(r);
-      const float earlier_maximum = __uint_as_float((u32)tail), earlier_sum = __uint_as_float((u32)(tail >> 32));
-      const Fold fold(earlier_maximum, earlier_sum, softmax.maximum[r], softmax.sum[r]);
-      softmax.maximum[r] = fold.maximum;
-      softmax.sum[r] = fold.sum;
 #pragma unroll
       for (int m = 0; m < HEAD_DIM / 16; ++m) {
         const uint4 state = *slot.values(r, m);
         float (&first)[4] = values[2 * m], (&second)[4] = values[2 * m + 1];
-        first[2 * r] = fold.value(__uint_as_float(state.x), first[2 * r]);
-        first[2 * r + 1] = fold.value(__uint_as_float(state.y), first[2 * r + 1]);
-        second[2 * r] = fold.value(__uint_as_float(state.z), second[2 * r]);
-        second[2 * r + 1] = fold.value(__uint_as_float(state.w), second[2 * r + 1]);
+        first[2 * r] = value(r, __uint_as_float(state.x), first[2 * r]);
+        first[2 * r + 1] = value(r, __uint_as_float(state.y), first[2 * r + 1]);
+        second[2 * r] = value(r, __uint_as_float(state.z), second[2 * r]);
+        second[2 * r + 1] = value(r, __uint_as_float(state.w), second[2 * r + 1]);
       }
     }
   }
@@ -304,10 +329,14 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
   };
   // Copies the keys of a step, or its values, if there is such a step.
   auto copy = [&](Stage<HEAD_DIM>* to, u32 step, u32 offset) {
+    // Before the copies, which order all accesses of memory.
+    const bf16* of_step[STEP_BLOCKS];
 #pragma unroll
-    for (u32 b = 0; b < STEP_BLOCKS; ++b) {
-      const u32 i = step * STEP_BLOCKS + b;
-      if (i >= first_block && i < end_block) to[b].template copy<THREADS>(blocks[i % (2 * GROUP_BLOCKS)] + offset);
+    for (u32 b = 0; b < STEP_BLOCKS; ++b) of_step[b] = blocks[step * STEP_BLOCKS % (2 * GROUP_BLOCKS) + b];
+    const i32 from = (i32)(first_block - step * STEP_BLOCKS), end = (i32)(end_block - step * STEP_BLOCKS);
+#pragma unroll
+    for (i32 b = 0; b < (i32)STEP_BLOCKS; ++b) {
+      if (b >= from && b < end) to[b].template copy<THREADS>(of_step[b] + offset);
     }
     cp_async_commit();
   };
@@ -339,11 +368,11 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
       cp_async_wait<0>();
       __syncthreads();
       copy(values, step, 16 * HEAD_DIM);
-      float scores[2 * STEP_BLOCKS][4] = {};
-      if (has_queries) result.multiply_keys(queries, keys, from, to, scores);
+      float scores[2 * STEP_BLOCKS][4];
+      if (has_queries) result.multiply_keys(queries, keys, scores);
       __syncthreads();
       copy(keys, step + 1, 0);
-      if (has_queries) result.weigh(scores, queries.sees, first_key, scale);
+      if (has_queries) result.weigh(scores, queries, step == first_step, first_key, scale);
       cp_async_wait<1>();
       __syncthreads();
       if (end < first_key + STEP_BLOCKS * 16 && end % 16 != 0) {

@@ -73,14 +73,18 @@ struct Fold {
   float of_state, of_part;
   bool keeps_state, takes_part;
 
-  __device__ __forceinline__ Fold(float state_maximum, float state_sum, float part_maximum, float part_sum) {
-    keeps_state = part_sum == 0.0f;
-    takes_part = state_sum == 0.0f;
-    maximum = part_maximum > state_maximum ? part_maximum : state_maximum;
-    of_state = exp_f32_below_zero(state_maximum - maximum);
-    of_part = exp_f32_below_zero(part_maximum - maximum);
-    sum = value(state_sum, part_sum);
+  static __device__ __forceinline__ Fold of(float state_maximum, float state_sum, float part_maximum, float part_sum) {
+    Fold fold;
+    fold.keeps_state = part_sum == 0.0f;
+    fold.takes_part = state_sum == 0.0f;
+    fold.maximum = part_maximum > state_maximum ? part_maximum : state_maximum;
+    fold.of_state = exp_f32_below_zero(state_maximum - fold.maximum);
+    fold.of_part = exp_f32_below_zero(part_maximum - fold.maximum);
+    fold.sum = fold.value(state_sum, part_sum);
+    return fold;
   }
+  // Whether both have seen keys.
+  __device__ __forceinline__ bool is_both() const { return !keeps_state && !takes_part; }
   __device__ __forceinline__ float both(float state, float part) const { return fmaf(of_part, part, of_state * state); }
   __device__ __forceinline__ float value(float state, float part) const {
     return keeps_state ? state : takes_part ? part : both(state, part);
@@ -93,12 +97,12 @@ __device__ __forceinline__ void split_bf16(float x0, float x1, u32& high, u32& l
   low = narrow_two(x0 - __uint_as_float(high << 16), x1 - __uint_as_float(high & 0xffff0000u));
 }
 
-// Range of the keys that a query sees; empty for one that does not exist.
+// Range of the keys that a query sees. One that does not exist sees all, so that no step is masked for it.
 struct KeyRange {
   u32 first, end;
 
   __device__ __forceinline__ void set(bool exists, u32 position, u32 window) {
-    end = exists ? position + 1 : 0;
+    end = exists ? position + 1 : 0x7fffffffu;
     first = window != 0 && position + 1 > window ? position + 1 - window : 0;
   }
 };
@@ -115,31 +119,43 @@ struct Softmax {
     }
   }
 
-  // Adds a step of 64 keys from `first_key` on: scores[n][2 r + c] of row g + 8 r is of key 8 n + 2 t + c.
-  // It becomes the weight of that key. What was added before is to be multiplied by `rescale[r]`.
-  __device__ __forceinline__ void add(float (&scores)[2 * STEP_BLOCKS][4], const KeyRange (&sees)[2], u32 first_key,
-                                      float scale, float (&rescale)[2]) {
+  // Adds a step of 64 keys from `first_key` on: scores[n][2 r + c] of row g + 8 r is of key 8 n + 2 t + c. It
+  // becomes the weight of that key. What was added before is to be multiplied by `rescale[r]`. `sees_all`: every
+  // query sees all these keys. A score that is not a number becomes the maximum, and rescales all to NaN.
+  __device__ __forceinline__ void add(float (&scores)[2 * STEP_BLOCKS][4], const KeyRange (&sees)[2], bool sees_all,
+                                      u32 first_key, float scale, float (&rescale)[2]) {
     const u32 t = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < 2 * STEP_BLOCKS; ++n) {
+      for (int i = 0; i < 4; ++i) scores[n][i] = scores[n][i] * scale;
+    }
+    if (!sees_all) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        // The range of keys that the query sees, counted from this lane's first one.
+        const i32 see_first = (i32)(sees[r].first - first_key - 2 * t);
+        const i32 see_end = (i32)(sees[r].end - first_key - 2 * t);
+#pragma unroll
+        for (int n = 0; n < 2 * STEP_BLOCKS; ++n) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            const int key = 8 * n + c;
+            float& score = scores[n][2 * r + c];
+            score = key >= see_first && key < see_end ? score : NEG_INF;
+          }
+        }
+      }
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       // The maximum over this lane's keys, then over the four lanes that share the query.
       float largest = maximum[r];
-      // The range of keys that the query sees, counted from this lane's first one.
-      const i32 see_first = (i32)(sees[r].first - first_key - 2 * t);
-      const i32 see_end = (i32)(sees[r].end - first_key - 2 * t);
 #pragma unroll
       for (int n = 0; n < 2 * STEP_BLOCKS; ++n) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const int key = 8 * n + c;
-          float& score = scores[n][2 * r + c];
-          score = key >= see_first && key < see_end ? score * scale : NEG_INF;
-          largest = score > largest ? score : largest;
-        }
+        largest = max_or_nan(max_or_nan(largest, scores[n][2 * r]), scores[n][2 * r + 1]);
       }
       for (int other_lane = 1; other_lane < 4; other_lane *= 2) {
-        const float other = __shfl_xor_sync(0xffffffffu, largest, other_lane);
-        largest = other > largest ? other : largest;
+        largest = max_or_nan(largest, __shfl_xor_sync(0xffffffffu, largest, other_lane));
       }
       // A query that has seen no key so far: every exponential below is that of -infinity, zero.
       const float base = largest == NEG_INF ? 0.0f : largest;
@@ -151,7 +167,7 @@ struct Softmax {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           float& score = scores[n][2 * r + c];
-          score = exp_f32_below_zero(score - base);
+          score = exp_f32_of_number(score - base);
           sum[r] = sum[r] + score;
         }
       }

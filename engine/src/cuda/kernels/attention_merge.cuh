@@ -41,7 +41,7 @@ struct Folded {
   }
   // Adds the result of the next keys.
   __device__ __forceinline__ void fold(const Folded& part) {
-    const Fold both(maximum, sum, part.maximum, part.sum);
+    const Fold both = Fold::of(maximum, sum, part.maximum, part.sum);
     maximum = both.maximum;
     sum = both.sum;
 #pragma unroll

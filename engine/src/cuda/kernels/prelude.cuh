@@ -32,6 +32,14 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const u32 (&a)[4], const
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// The same with d = a b.
+__device__ __forceinline__ void mma_bf16_first(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.0f));
+}
+
 // d[16 x 8] += a[16 x 32] b[32 x 8], exact in i32. Fragments as in mma_bf16, with four int8 per register
 // instead of two bf16: columns 4 t .. 4 t + 3, and those + 16.
 __device__ __forceinline__ void mma_int8(i32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
@@ -79,6 +87,13 @@ __device__ __forceinline__ u32 narrow_two(float x0, float x1) {
   return both;
 }
 
+// The greater of two numbers, or NaN if either is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+  return most;
+}
+
 // Multiplies two bf16 by 2^120. The result is exact, for denormal numbers too, unless it overflows. Not every
 // device has a bf16 multiply instruction, so this is an fma that adds -0, which changes no number.
 __device__ __forceinline__ u32 times_2_120(u32 both) {
@@ -118,6 +133,13 @@ __device__ __forceinline__ u32 times_2_120(u32 both) {
   return __float_as_uint(low) >> 16 | (__float_as_uint(high) & 0xffff0000u);
 }
 
+__device__ __forceinline__ void mma_bf16_first(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  for (int i = 0; i < 4; ++i) d[i] = 0.0f;
+  mma_bf16(d, a, b);
+}
+
+__device__ __forceinline__ float max_or_nan(float a, float b) { return a > b || a != a ? a : b; }
+
 // A NaN stays a NaN, but with other bits than on the device.
 __device__ __forceinline__ u32 narrow_two(float x0, float x1) { return (u32)narrow(x0).bits | (u32)narrow(x1).bits << 16; }
 #endif
@@ -125,10 +147,10 @@ __device__ __forceinline__ u32 narrow_two(float x0, float x1) { return (u32)narr
 // Packs two bf16 as the tensor cores read them: the lower index in the lower half.
 __device__ __forceinline__ u32 pack(bf16 low, bf16 high) { return (u32)low.bits | (u32)high.bits << 16; }
 
-// e^x for x <= 0, equal to exp_f32.
-__device__ __forceinline__ float exp_f32_below_zero(float x) {
+// e^x for x <= 0, equal to exp_f32 as mantissa * 2^(shifted - rounder).
+__device__ __forceinline__ void exp_parts(float x, float& mantissa, float& shifted) {
   const float rounder = 12582912.0f;  // 1.5 * 2^23
-  float shifted = fmaf(x, 1.44269504088896340736f, rounder);
+  shifted = fmaf(x, 1.44269504088896340736f, rounder);
   float n = shifted - rounder;
   float r = fmaf(n, -1.4286068e-6f, fmaf(n, -0.69314575f, x));
   float series = 1.0f / 5040.0f;
@@ -137,9 +159,24 @@ __device__ __forceinline__ float exp_f32_below_zero(float x) {
   series = fmaf(series, r, 1.0f / 24.0f);
   series = fmaf(series, r, 1.0f / 6.0f);
   series = fmaf(series, r, 0.5f);
-  float mantissa = fmaf(r * r, series, r) + 1.0f;
-  float power = __uint_as_float((__float_as_uint(shifted) - __float_as_uint(rounder) + 127u) << 23);
+  mantissa = fmaf(r * r, series, r) + 1.0f;
+}
+
+__device__ __forceinline__ float exp_f32_below_zero(float x) {
+  float mantissa, shifted;
+  exp_parts(x, mantissa, shifted);
+  // The rounder's lower nine bits are zero.
+  const float power = __uint_as_float((__float_as_uint(shifted) + 127u) << 23);
   return x < -87.0f ? 0.0f : mantissa * power;
+}
+
+// The same, but any number if x is not a number. The product is normal, so it is a sum of exponents.
+__device__ __forceinline__ float exp_f32_of_number(float x) {
+  float mantissa, shifted;
+  exp_parts(x, mantissa, shifted);
+  // Opaque, so that it is computed in any case, and not in a branch.
+  const u32 result = opaque((__float_as_uint(shifted) << 23) + __float_as_uint(mantissa));
+  return x < -87.0f ? 0.0f : __uint_as_float(result);
 }
 
 // e^x: the engine's own version, equal to the CPU kernels' exp bit for bit.

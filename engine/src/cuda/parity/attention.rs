@@ -358,6 +358,32 @@ mod tests {
         }
     }
 
+    /// A key that is not a number makes the rows that see it NaN, whatever folds them, and changes no bit of others.
+    #[test]
+    fn a_key_that_is_not_a_number_reaches_the_rows_that_see_it() {
+        let layout = layout_of([4, 2, 16]);
+        let (start, rows, bad_row) = (1020, 24, 8);
+        let mut pass = Pass::new(layout, None, &[(start, rows)]);
+        let mut e = Emulator::build();
+        let mut run = |pass: &Pass, parts| {
+            let limits = Limits { parts: Some(parts), ..NO_LIMITS };
+            pass.run(&mut e, &[(0, 0..rows)], limits).unwrap()
+        };
+        let clean = run(&pass, PartSize::Split);
+        pass.sequences[0].keys[0][start as usize + bad_row][3] = bf16::NAN;
+        pass.kv = kv_memory(layout, &pass.sequences, pass.sequences[0].table.len());
+        for parts in [PartSize::Split, PartSize::Group, PartSize::All] {
+            let found = run(&pass, parts);
+            for (i, (found, clean)) in found.iter().zip(&clean).enumerate() {
+                let (row, head) = (i / layout.q_width(), i % layout.q_width() / layout.head_dim);
+                // Two heads share the first KV head.
+                let is_bad = row >= bad_row && head < 2;
+                let is_right = if is_bad { found.is_nan() } else { found.to_bits() == clean.to_bits() };
+                assert!(is_right, "{parts:?}, row {row}, head {head}: {found}, without it {clean}");
+            }
+        }
+    }
+
     /// Blocks read as many bytes as the model predicts: keys and values once per 64 queries, queries once per
     /// run of splits, and partial results once if the last block of a tile merges them.
     #[test]

@@ -3,6 +3,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::Range;
 
 use super::work::run_len;
 use super::{AttentionTile, GROUP_SPLITS, Limits, SPLIT_KEYS, WIDE_QUERIES};
@@ -41,43 +42,58 @@ impl PartSize {
 /// Returns what takes least time for all these tiles, which are of one width.
 pub(super) fn fastest<'a, I>(tiles: impl Fn() -> I, width: usize, limits: Limits) -> PartSize
 where
-    I: Iterator<Item = &'a AttentionTile>,
+    I: Iterator<Item = &'a AttentionTile> + Clone,
 {
     let run = run_len(tiles().map(|tile| tile.splits().len()).sum(), limits.min_runs);
     let time = |size: PartSize| {
-        let blocks = tiles().flat_map(|tile| {
-            let (block_splits, parts) = match size {
-                PartSize::All => (tile.splits().end, 1),
-                PartSize::Group => (GROUP_SPLITS, 1),
-                PartSize::Split => (run, run),
-            };
-            block_times(tile, block_splits, parts)
-        });
-        total_time(blocks.collect(), limits.running[width])
+        let of_tile = |tile| match size {
+            PartSize::All => TileBlocks { tile, splits: tile.splits().end, has_part_of_each: false },
+            PartSize::Group => TileBlocks { tile, splits: GROUP_SPLITS, has_part_of_each: false },
+            PartSize::Split => TileBlocks { tile, splits: run, has_part_of_each: true },
+        };
+        total_time(tiles().map(of_tile), limits.running[width])
     };
-    let [all, group, split] =
-        [PartSize::All, PartSize::Group, PartSize::Split].map(|size| (time(size), size));
-    [all, group, split].into_iter().min_by_key(|(time, _)| *time).map_or(PartSize::Split, |(_, size)| size)
+    let sizes = [PartSize::All, PartSize::Group, PartSize::Split];
+    sizes.into_iter().min_by_key(|&size| time(size)).unwrap_or(PartSize::Split)
 }
 
-/// Times of a tile's blocks, each of which processes up to `splits` splits from a multiple of that on, and
-/// writes up to `parts` partial results of each query.
-fn block_times(tile: &AttentionTile, splits: usize, parts: usize) -> impl Iterator<Item = usize> {
-    let (first, end) = (tile.first_key as usize, tile.end_key as usize);
-    let (keys, queries) = (splits * SPLIT_KEYS, tile.num_queries as usize);
-    (first / keys..end.div_ceil(keys)).map(move |block| {
-        let (first, end) = (first.max(block * keys), end.min((block + 1) * keys));
-        let written = parts.min(end.div_ceil(SPLIT_KEYS) - first / SPLIT_KEYS);
-        (end.div_ceil(BLOCK_KEYS) - first / BLOCK_KEYS) * BLOCK_TIME + written * queries
-    })
+/// A tile's blocks: each processes up to `splits` splits from a multiple of that on.
+#[derive(Clone, Copy)]
+struct TileBlocks<'a> {
+    tile: &'a AttentionTile,
+    splits: usize,
+    /// Whether a block writes a partial result of each split, or one.
+    has_part_of_each: bool,
+}
+
+impl TileBlocks<'_> {
+    fn range(&self) -> Range<usize> {
+        let keys = self.splits * SPLIT_KEYS;
+        self.tile.first_key as usize / keys..(self.tile.end_key as usize).div_ceil(keys)
+    }
+
+    /// Time of these of the blocks, together.
+    fn time(&self, blocks: Range<usize>) -> usize {
+        let keys = self.splits * SPLIT_KEYS;
+        let first = (self.tile.first_key as usize).max(blocks.start * keys);
+        let end = (self.tile.end_key as usize).min(blocks.end * keys);
+        let splits = end.div_ceil(SPLIT_KEYS) - first / SPLIT_KEYS;
+        let parts = if self.has_part_of_each { splits } else { blocks.len() };
+        (end.div_ceil(BLOCK_KEYS) - first / BLOCK_KEYS) * BLOCK_TIME + parts * self.tile.num_queries as usize
+    }
 }
 
 /// Time of blocks of which `running` run at once, if the longest begin first.
-fn total_time(mut blocks: Vec<usize>, running: usize) -> usize {
-    let sum: usize = blocks.iter().sum();
-    if blocks.len() / EVEN_TURNS >= running {
-        return sum.div_ceil(running);
+fn total_time<'a>(tiles: impl Iterator<Item = TileBlocks<'a>> + Clone, running: usize) -> usize {
+    if tiles.clone().map(|tile| tile.range().len()).sum::<usize>() / EVEN_TURNS >= running {
+        return tiles.map(|tile| tile.time(tile.range())).sum::<usize>().div_ceil(running);
     }
+    let times = tiles.flat_map(|tile| tile.range().map(move |block| tile.time(block..block + 1)));
+    in_turns(times.collect(), running)
+}
+
+/// See [`total_time`].
+fn in_turns(mut blocks: Vec<usize>, running: usize) -> usize {
     blocks.sort_unstable_by_key(|&time| Reverse(time));
     let mut ends: BinaryHeap<Reverse<usize>> = BinaryHeap::new();
     for time in blocks {
@@ -107,19 +123,26 @@ mod tests {
 
     #[test]
     fn blocks_take_turns_longest_first() {
-        assert_eq!(total_time(vec![1, 5, 2, 2], 2), 5);
-        assert_eq!(total_time(vec![3; 5], 2), 9);
-        assert_eq!(total_time(vec![3; 17], 2), 51usize.div_ceil(2));
-        assert_eq!(total_time(vec![], 2), 0);
+        assert_eq!(in_turns(vec![1, 5, 2, 2], 2), 5);
+        assert_eq!(in_turns(vec![3; 5], 2), 9);
+        assert_eq!(in_turns(vec![], 2), 0);
     }
 
     /// 300 keys are blocks of 8, 8 and 3 times 16 keys.
     #[test]
     fn a_block_takes_the_time_of_its_keys_and_partial_results() {
-        let times = |splits, parts| block_times(&tile(4, 300), splits, parts).collect::<Vec<_>>();
-        assert_eq!(times(1, 1), [8 * BLOCK_TIME + 4, 8 * BLOCK_TIME + 4, 3 * BLOCK_TIME + 4]);
-        assert_eq!(times(2, 2), [16 * BLOCK_TIME + 8, 3 * BLOCK_TIME + 4]);
-        assert_eq!(times(3, 1), [19 * BLOCK_TIME + 4]);
+        let tile = tile(4, 300);
+        let times = |splits, has_part_of_each| {
+            let blocks = TileBlocks { tile: &tile, splits, has_part_of_each };
+            let each: Vec<usize> = blocks.range().map(|block| blocks.time(block..block + 1)).collect();
+            assert_eq!(each.iter().sum::<usize>(), blocks.time(blocks.range()));
+            // Many blocks for each that runs: their times add up.
+            assert_eq!(total_time(std::iter::repeat_n(blocks, 16), 2), 8 * each.iter().sum::<usize>());
+            each
+        };
+        assert_eq!(times(1, true), [8 * BLOCK_TIME + 4, 8 * BLOCK_TIME + 4, 3 * BLOCK_TIME + 4]);
+        assert_eq!(times(2, true), [16 * BLOCK_TIME + 8, 3 * BLOCK_TIME + 4]);
+        assert_eq!(times(8, false), [19 * BLOCK_TIME + 4]);
     }
 
     /// 8B on an H100: a prompt's tiles fill the device; a few rows do not.
