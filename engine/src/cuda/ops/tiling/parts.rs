@@ -10,9 +10,10 @@ use super::{AttentionTile, GROUP_SPLITS, Limits, SPLIT_KEYS, WIDE_QUERIES};
 
 /// Keys of a block.
 const BLOCK_KEYS: usize = 16;
-/// Time of a block of 16 keys, where that of a partial result of a query, written and merged, is 1. Behind
-/// 8,192 tokens the partial results of splits took half the time of a prompt in tiles of 64 queries
-/// (docs/measurements/gpu.md).
+/// Time of a block of 16 keys, where that of a partial result of a query, written and merged, is 1: partial
+/// results of a split take as long as its keys in tiles of 64 queries. An estimate from run 3
+/// (docs/gpu-runs/3-profile.txt): 7.8 ns of an H200 a block, with 1.7 times as many instructions, 0.3 ns to merge
+/// a partial result, and as much is assumed to write it.
 const BLOCK_TIME: usize = WIDE_QUERIES * BLOCK_KEYS / SPLIT_KEYS;
 /// With more blocks than this for each one that runs at once, their times are taken to add up evenly.
 const EVEN_TURNS: usize = 8;
