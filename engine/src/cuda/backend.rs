@@ -147,8 +147,9 @@ impl<E: Executor> Gpu<E> {
     /// Tells how the model's layers divide attention. Called once, before the first pass.
     pub(super) fn add_tilings(&self, config: &ModelConfig, shard: Shard) {
         let (layout, mut state) = (shard.layout(config), self.lock());
+        let has_warpgroups = state.executor.attends_in_panels();
         for window in &config.windows {
-            state.inputs.add_tiling_key(TilingKey::of(layout, *window));
+            state.inputs.add_tiling_key(TilingKey::of(layout, *window, has_warpgroups));
         }
     }
 

@@ -260,7 +260,7 @@ impl CudaDevice {
         unsafe { blas.warm_up(product, workspace.address(), stream) }
     }
 
-    /// Whether there are kernels of gemm_panels.cu for this device.
+    /// Whether there are kernels of panels for this device, which are for one architecture.
     pub(super) fn has_panel_kernels(&self) -> bool {
         self.functions.contains_key("gemm_panels_8")
     }
@@ -482,6 +482,10 @@ impl Executor for CudaDevice {
 
     fn multiplies_panels(&self) -> bool {
         self.products.is_none() && self.has_panel_kernels()
+    }
+
+    fn attends_in_panels(&self) -> bool {
+        self.has_panel_kernels()
     }
 
     fn multiplies_in_clusters(&self) -> bool {

@@ -93,7 +93,7 @@ impl Emulator {
         }
     }
 
-    /// Leaves all products to kernels that read operands row by row, as on compute capability 8.
+    /// Without the kernels of panels, as on compute capability 8.
     pub(crate) fn without_panels(self) -> Self {
         Self { multiplies_panels: false, ..self }
     }
@@ -303,6 +303,10 @@ impl Executor for Emulator {
     }
 
     fn multiplies_panels(&self) -> bool {
+        self.multiplies_panels
+    }
+
+    fn attends_in_panels(&self) -> bool {
         self.multiplies_panels
     }
 

@@ -78,6 +78,11 @@ pub(crate) trait Executor {
         false
     }
 
+    /// Whether it has the kernels of attention_panels.cu.
+    fn attends_in_panels(&self) -> bool {
+        false
+    }
+
     /// Whether blocks of products may share operands in clusters. Must be false without `multiplies_panels`.
     fn multiplies_in_clusters(&self) -> bool {
         false

@@ -160,6 +160,15 @@ fn faults(kernel: &Kernel, usage: &Usage, code: Option<&Disassembled>) -> Vec<St
     let together = code.map_or(0, |code| code.all.loads_in_flight);
     let least = kernel.loads_in_flight;
     check(together >= least, format!("has {together} loads under way together, expected {least}"));
+    check(!usage.is_serialized, "lets products of warpgroups wait for each other".to_owned());
+    if let Some((products, copies)) = kernel.warpgroups {
+        let found = code.map(|code| code.all).unwrap_or_default();
+        let of = found.products_of_warpgroups;
+        check(of == products, format!("has {of} products of warpgroups, expected {products}"));
+        let bulk = found.copies_bulk;
+        check(bulk >= copies, format!("has {bulk} bulk copies, expected {copies}"));
+        check(found.local == 0, format!("has {} accesses of local memory", found.local));
+    }
     let declared = usage.shared_bytes;
     check(
         declared == 0 || !kernel.is_shared_aligned,
@@ -229,6 +238,22 @@ mod tests {
         let said_of_parts = |together| faults(parts, &usage_of_parts, Some(&code_of_parts(together)));
         assert_eq!(said_of_parts(4), [""; 0]);
         assert_eq!(said_of_parts(1), ["has 1 loads under way together, expected 4"]);
+        let serialized = Usage { is_serialized: true, ..usage.clone() };
+        assert_eq!(said(&serialized, Some(good)), ["lets products of warpgroups wait for each other"]);
+        let of_warpgroups = crate::cuda::sources::ATTENTION_PANELS.kernel(0);
+        let all = InstructionCounts { products_of_warpgroups: 32, copies_bulk: 1, ..all };
+        let said_of_warpgroups = |all| {
+            let usage = Usage { registers: 168, ..Usage::default() };
+            faults(of_warpgroups, &usage, Some(&Disassembled { all, ..Disassembled::default() }))
+        };
+        assert_eq!(said_of_warpgroups(InstructionCounts { local: 0, ..all }), [""; 0]);
+        let bad = InstructionCounts { products_of_warpgroups: 31, copies_bulk: 0, local: 2, ..all };
+        let expected = [
+            "has 31 products of warpgroups, expected 32",
+            "has 0 bulk copies, expected 1",
+            "has 2 accesses of local memory",
+        ];
+        assert_eq!(said_of_warpgroups(bad), expected);
         assert_eq!(said(&usage, None), ["has no loop that multiplies"]);
         assert_eq!(
             said(&Usage { stack_bytes: 8, ..usage.clone() }, Some(good)),

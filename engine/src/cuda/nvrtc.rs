@@ -38,6 +38,8 @@ pub(crate) struct Usage {
     pub(crate) stack_bytes: u32,
     /// Static shared memory of a block, in bytes.
     pub(crate) shared_bytes: u32,
+    /// Whether the assembler let every product of a warpgroup wait for the one before it.
+    pub(crate) is_serialized: bool,
 }
 
 /// Checks that NVRTC can be loaded; calling it without the library would panic.
@@ -118,7 +120,11 @@ fn text_of(log: &[c_char]) -> String {
 /// Parses the output of `ptxas -v`.
 fn usage_in(log: &str) -> Vec<Usage> {
     let mut all: Vec<Usage> = Vec::new();
+    let mut serialized = Vec::new();
     for line in log.lines() {
+        if line.contains("wgmma.mma_async instructions are serialized") {
+            serialized.extend(line.split('\'').nth(1));
+        }
         if let Some(rest) = line.split("entry function '").nth(1) {
             let kernel = rest.split('\'').next().unwrap_or_default().to_owned();
             all.push(Usage { kernel, ..Usage::default() });
@@ -133,6 +139,9 @@ fn usage_in(log: &str) -> Vec<Usage> {
             usage.registers = registers;
             usage.shared_bytes = number_before(line, " bytes smem").unwrap_or(0);
         }
+    }
+    for usage in &mut all {
+        usage.is_serialized = serialized.contains(&usage.kernel.as_str());
     }
     all
 }
@@ -149,7 +158,9 @@ mod tests {
 
     #[test]
     fn the_assemblers_log_is_read() {
-        let log = "ptxas info    : 0 bytes gmem\n\
+        let log = "ptxas info    : (C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized due to \
+            non wgmma instructions reading accumulator registers of a wgmma in the function 'embedding'\n\
+            ptxas info    : 0 bytes gmem\n\
             ptxas info    : Compiling entry function 'draw' for 'sm_80'\n\
             ptxas info    : Function properties for draw\n\
             ptxas         .     16 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads\n\
@@ -163,8 +174,10 @@ mod tests {
             spill_bytes: 16,
             stack_bytes: 16,
             shared_bytes: 128,
+            is_serialized: false,
         };
-        let embedding = Usage { kernel: "embedding".to_owned(), registers: 14, ..Usage::default() };
+        let embedding =
+            Usage { kernel: "embedding".to_owned(), registers: 14, is_serialized: true, ..Usage::default() };
         assert_eq!(usage_in(log), [draw, embedding]);
     }
 }

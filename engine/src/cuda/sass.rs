@@ -16,8 +16,12 @@ pub(super) struct InstructionCounts {
     pub(super) loads_narrow: u32,
     /// Copies of 16 bytes from global to shared memory.
     pub(super) copies_128: u32,
-    /// Tensor core products.
+    /// Bulk copies from global to shared memory.
+    pub(super) copies_bulk: u32,
+    /// Tensor core products, of warps and of warpgroups.
     pub(super) products: u32,
+    /// Those of warpgroups.
+    pub(super) products_of_warpgroups: u32,
     /// Loads and stores of local memory (register spills).
     pub(super) local: u32,
     /// Longest run of 16-byte loads from global memory without a store to shared memory, barrier or branch in
@@ -121,7 +125,11 @@ fn has(name: &str, kind: &str, width: &str) -> bool {
 }
 
 fn is_product(name: &str) -> bool {
-    ["HMMA", "IMMA", "QMMA"].iter().any(|kind| has(name, kind, ""))
+    ["HMMA", "IMMA", "QMMA"].iter().any(|kind| has(name, kind, "")) || is_product_of_warpgroup(name)
+}
+
+fn is_product_of_warpgroup(name: &str) -> bool {
+    ["HGMMA", "IGMMA", "QGMMA"].iter().any(|kind| has(name, kind, ""))
 }
 
 fn count<'a>(lines: &'a [Line<'a>], is: impl Fn(&str) -> bool) -> u32 {
@@ -134,7 +142,9 @@ fn census(lines: &[Line<'_>]) -> InstructionCounts {
         loads_128,
         loads_narrow: count(lines, |name| has(name, "LDG", "")) - loads_128,
         copies_128: count(lines, |name| has(name, "LDGSTS", "128")),
+        copies_bulk: count(lines, |name| has(name, "UBLKCP", "")),
         products: count(lines, is_product),
+        products_of_warpgroups: count(lines, is_product_of_warpgroup),
         local: count(lines, |name| has(name, "LDL", "") || has(name, "STL", "")),
         loads_in_flight: loads_in_flight(lines),
     }
@@ -166,6 +176,10 @@ fn main_loop(lines: &[Line<'_>]) -> Option<MainLoop> {
         let Line::Instruction { branch_to: Some(label), .. } = line else { continue };
         let Some(begin) = place(label).filter(|&begin| begin < end) else { continue };
         let body = &lines[begin..end];
+        // Code that is placed after the kernel's end, where threads wait, jumps back over all that precedes it.
+        if names(body).any(|name| name == "EXIT") {
+            continue;
+        }
         let products = count(body, is_product);
         // Of nested loops take the inner one, which is shorter.
         let better = best.is_none_or(|best| {
@@ -213,6 +227,8 @@ mod tests {
 .text.copy:
         /*0000*/                   LDGSTS.E.BYPASS.128 [R2], desc[UR8][R4.64] ;
         /*0010*/                   LDGDEPBAR ;
+        /*0020*/                   UBLKCP.S.G [UR8], [UR4], UR6 ;
+        /*0030*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24 ;
 ";
 
     const PARTS: &str = "
@@ -243,7 +259,9 @@ mod tests {
             loads_128: 3,
             loads_narrow: 1,
             copies_128: 0,
+            copies_bulk: 0,
             products: 2,
+            products_of_warpgroups: 0,
             local: 1,
             loads_in_flight: 3,
         };
@@ -255,5 +273,6 @@ mod tests {
         );
         assert_eq!((main_loop.all.local, main_loop.instructions), (0, 6));
         assert_eq!((copy.all.copies_128, copy.all.loads_narrow, copy.main_loop), (1, 0, None));
+        assert_eq!((copy.all.copies_bulk, copy.all.products, copy.all.products_of_warpgroups), (1, 1, 1));
     }
 }

@@ -35,6 +35,9 @@ pub(crate) struct Kernel {
     pub(crate) main_loop: Option<LoopRequirements>,
     /// Minimum number of 16-byte loads from global memory that are in flight together.
     pub(crate) loads_in_flight: u32,
+    /// Numbers of products of warpgroups and, at least, of bulk copies in its machine code, if these are
+    /// checked.
+    pub(crate) warpgroups: Option<(u32, u32)>,
     /// Whether it must declare no shared memory, because its dynamic shared memory begins at a multiple of
     /// 128 bytes.
     pub(crate) is_shared_aligned: bool,
@@ -84,7 +87,7 @@ impl Source {
 
     /// Whether the machine code of any of its kernels is checked.
     pub(crate) fn has_code_checks(&self) -> bool {
-        self.kernels.iter().any(|kernel| kernel.main_loop.is_some() || kernel.loads_in_flight > 0)
+        self.kernels.iter().any(Kernel::has_code_checks)
     }
 
     /// File name of its machine code.
@@ -107,11 +110,17 @@ const fn kernel(name: &'static str, threads: u32, max_registers: u32) -> Kernel 
         cluster: 1,
         main_loop: None,
         loads_in_flight: 0,
+        warpgroups: None,
         is_shared_aligned: false,
     }
 }
 
 impl Kernel {
+    /// Whether its machine code is checked.
+    fn has_code_checks(&self) -> bool {
+        self.main_loop.is_some() || self.loads_in_flight > 0 || self.warpgroups.is_some()
+    }
+
     /// Requires `loads` loads in the main loop, `loads_before_product` of them before the first product.
     const fn with_loads(self, loads_before_product: u32, loads: u32) -> Self {
         Self {
@@ -128,6 +137,12 @@ impl Kernel {
     /// Sets the size of a ring of stages for tiles of `rows` rows and weights of `weight_bytes` each.
     const fn with_ring(self, rows_and_stages: (u32, u32), weight_bytes: u32) -> Self {
         Self { shared_bytes: ring_bytes(rows_and_stages, weight_bytes), is_shared_aligned: true, ..self }
+    }
+
+    /// Sets the size of shared memory that begins with stages, and requires this many products of warpgroups,
+    /// and bulk copies that fill the stages.
+    const fn with_stages(self, shared_bytes: u32, products: u32) -> Self {
+        Self { shared_bytes, is_shared_aligned: true, warpgroups: Some((products, 1)), ..self }
     }
 
     /// Sets the number of blocks of a cluster.
@@ -185,6 +200,13 @@ const fn fp8_stage_bytes(rows: u32) -> u32 {
 const fn attention_bytes(head_dim: u32, warps: u32) -> u32 {
     let results = if warps == 4 { warps * 32 * 2 * (head_dim / 16 + 1) * 16 } else { 0 };
     64 * head_dim * 2 * 2 + results
+}
+
+/// Bytes of shared memory of attention_panels.cu: stages of 64 keys and values, 128 queries in two parts of
+/// bf16, the results of their rows, barriers.
+const fn attention_panel_bytes(head_dim: u32) -> u32 {
+    let stages = 384 / head_dim;
+    stages * 2 * 64 * head_dim * 2 + 2 * 128 * head_dim * 2 + 128 * head_dim * 4 + stages * 16 + 3 * 8
 }
 
 /// Bytes of `stages` stages of panels.cuh for tiles of `rows` rows and weights of `weight_bytes` each, of the
@@ -361,6 +383,16 @@ source!(
     ]
 );
 source!(
+    ATTENTION_PANELS,
+    "attention_panels.cu",
+    Some("sm_90"),
+    [WARPGROUP, KV, ATTENTION_TILES, MERGE],
+    [
+        kernel("attention_panels_64", 384, 168).with_stages(attention_panel_bytes(64), 32),
+        kernel("attention_panels_128", 384, 168).with_stages(attention_panel_bytes(128), 48),
+    ]
+);
+source!(
     ATTENTION_MERGE,
     "attention_merge.cu",
     [ATTENTION_TILES, MERGE],
@@ -396,7 +428,7 @@ source!(RANDOM, "random.cu", [kernel("random_bf16", 256, 32), kernel("random_f32
 source!(PROBE, "probe.cu", [kernel("read_words", 256, 48), kernel("multiply_only", 256, 64)]);
 
 /// All source files.
-pub(crate) fn all() -> [&'static Source; 23] {
+pub(crate) fn all() -> [&'static Source; 24] {
     [
         &EMBEDDING,
         &ROWS,
@@ -411,6 +443,7 @@ pub(crate) fn all() -> [&'static Source; 23] {
         &FP8_PANELS,
         &INT8_PANELS,
         &ATTENTION,
+        &ATTENTION_PANELS,
         &ATTENTION_MERGE,
         &TREES,
         &LOGITS,
@@ -434,6 +467,7 @@ mod tests {
         for source in all() {
             let calls = [
                 "ATTENTION(",
+                "ATTENTION_PANELS(",
                 "GEMM_BF16(",
                 "GEMM_INT8(",
                 "GEMM_BF16_TILED(",

@@ -22,7 +22,7 @@ impl<E: Executor> State<E> {
         let rounding = self.ensure_rounded(size)?;
         let Self { executor, partial, arrived, own, inputs, drawing, rounded, .. } = self;
         let (arrays, places) = (&drawing.arrays, &inputs.places);
-        let tiling = inputs.tiling(arrays, TilingKey::of(layout, window));
+        let tiling = inputs.tiling(arrays, TilingKey::of(layout, window, executor.attends_in_panels()));
         let partial =
             ensure_capacity(partial, executor, tiling.partial_len(layout), "partial sums of attention")?;
         // New memory is zero, and kernels leave zeros.

@@ -3,11 +3,12 @@
 
 use std::path::{Path, PathBuf};
 
-use cpu_kernels::MatrixFormat;
+use cpu_kernels::{HeadLayout, MatrixFormat, Segment};
 
 use super::check_model;
 use crate::cuda::emulator::Emulator;
 use crate::cuda::kv_budget::PASS_LIMITS;
+use crate::cuda::ops::{OwnBlocks, Tiling, TilingKey, count_attention};
 use crate::cuda::ranks::{Ranks, load_on};
 use crate::cuda::test_model::{PANELS, WIDE_HEADS, changed_config};
 use crate::cuda::whole_model::{distance, run};
@@ -114,6 +115,20 @@ fn panels_change_no_bit_of_a_model() {
     panels_change_no_bit(WeightFormat::Bf16, false, &[("hidden_size", 576), ("head_dim", 64)]);
 }
 
+/// So many KV heads that a prompt of 30 rows, 90 queries each, has work for every multiprocessor in tiles of
+/// warpgroups. Products are the same with and without panels: their slices are too short.
+#[test]
+fn attention_by_warpgroups_changes_no_bit_of_a_model() {
+    let heads = [("num_attention_heads", 396), ("num_key_value_heads", 132), ("head_dim", 64)];
+    let small = [("hidden_size", 64), ("intermediate_size", 128), ("num_hidden_layers", 1)];
+    let layout = HeadLayout { num_heads: 396, num_kv_heads: 132, head_dim: 64 };
+    let segment = Segment { rows: 0..30, start: 0, block_table: &[], tree: None };
+    let key = TilingKey::of(layout, None, true);
+    let counted = count_attention(&Tiling::new(&[segment], &[0], &OwnBlocks::default(), key), layout);
+    assert_eq!(counted.blocks, [0, 0, 0, 132]);
+    panels_change_no_bit(WeightFormat::Bf16, false, &[heads, small].concat());
+}
+
 /// int8: scales of slices and of rows, and matrices beside them whose slices are no whole panels.
 #[test]
 fn panels_change_no_bit_of_an_int8_model() {
@@ -127,7 +142,7 @@ fn panels_change_no_bit_of_an_int8_model() {
 
 fn panels_change_no_bit(weights: WeightFormat, is_tied: bool, changes: &[(&str, u64)]) {
     let (dir, options) = changed_config(PANELS, changes);
-    let options = LoadOptions { weights, ..options };
+    let options = LoadOptions { weights, kv_memory_bytes: 8 << 20, ..options };
     let path = dir.path().join("config.json");
     let config = std::fs::read_to_string(&path).unwrap();
     let tied = format!("\"tie_word_embeddings\":{is_tied}");

@@ -120,6 +120,7 @@ macro_rules! kernels {
                 cluster: 1,
                 main_loop: None,
                 loads_in_flight: 0,
+                warpgroups: None,
                 is_shared_aligned: false,
             };
         )+

@@ -4,7 +4,11 @@
 #pragma once
 
 typedef char* SharedAddress;
-typedef const char* Operand;
+// A place in shared memory, and the distances between its matrices of 8 rows x 16 bytes; see warpgroup.cuh.
+struct Operand {
+  const char* at;
+  uint32_t along_k, across;
+};
 
 namespace emulator {
 
@@ -22,12 +26,12 @@ struct BulkCopy {
 };
 struct PanelProduct {
   void* acc;  // floats, or i32 if the operands are int8
-  const char *weights, *rows;
-  uint32_t of_lane[4];  // the weights, if `weights` is null
+  Operand weights, rows;
+  uint32_t of_lane[4];  // the weights, if those of shared memory are null
   uint32_t num_rows, group;
   bool is_int8;
 };
-constexpr uint32_t MAX_BULK_COPIES = 256, MAX_PRODUCTS = 16, MOST_FRUITLESS_TURNS = 1u << 10;
+constexpr uint32_t MAX_BULK_COPIES = 256, MAX_PRODUCTS = 32, MOST_FRUITLESS_TURNS = 1u << 10;
 static BulkCopy bulk_copies[MAX_BULK_COPIES];
 static uint32_t num_bulk_copies;
 static PanelProduct panel_products[MAX_THREADS][MAX_PRODUCTS];
@@ -78,10 +82,10 @@ EMULATOR_ONLY static void wait_for_phase(char* at, uint32_t parity) {
   }
 }
 
-// Word `word` of a row, or of a channel of weights. Panels are 128 bytes apart along K and 1024 across (`panels_at`).
-EMULATOR_ONLY static inline uint32_t word_in_panels(const char* panels, uint32_t row, uint32_t word) {
+// Word `word` of a row, or of a channel of weights.
+EMULATOR_ONLY static inline uint32_t word_of(const Operand& operand, uint32_t row, uint32_t word) {
   uint32_t x;
-  std::memcpy(&x, panels + row / 8 * 1024 + row % 8 * 16 + word / 4 * 128 + word % 4 * 4, 4);
+  std::memcpy(&x, operand.at + row / 8 * operand.across + row % 8 * 16 + word / 4 * operand.along_k + word % 4 * 4, 4);
   return x;
 }
 
@@ -94,13 +98,13 @@ EMULATOR_ONLY static void multiply_now(uint32_t index) {
   Tile<D> tile;
   for (uint32_t channel = 0; channel < 16; ++channel) {
     for (uint32_t word = 0; word < 8; ++word) {
-      tile.a[channel][word] = product.weights ? word_in_panels(product.weights, current % 128 / 32 * 16 + channel, word)
+      tile.a[channel][word] = product.weights.at ? word_of(product.weights, current % 128 / 32 * 16 + channel, word)
                                               : of_lanes[channel % 8 * 4 + word % 4][index].of_lane[word / 4 * 2 + channel / 8];
     }
   }
   for (uint32_t group = 0; group < product.num_rows / 8; ++group) {
     for (uint32_t word = 0; word < 8; ++word) {
-      for (uint32_t row = 0; row < 8; ++row) tile.b[word][row] = word_in_panels(product.rows, 8 * group + row, word);
+      for (uint32_t row = 0; row < 8; ++row) tile.b[word][row] = word_of(product.rows, 8 * group + row, word);
     }
     for (uint32_t i = 0; i < 128; ++i) sum_of_lane(tile, i / 4, i % 4) = ((const D*)of_lanes[i / 4][index].acc)[4 * group + i % 4];
     multiply(tile);
@@ -130,8 +134,8 @@ EMULATOR_ONLY static void finish_products(uint32_t left) {
   wait(warp_barriers[warp()]);
 }
 
-EMULATOR_ONLY static void start_product(void* acc, const char* weights, const uint32_t* of_lane, const char* rows,
-                                        uint32_t num_rows, bool is_int8 = false) {
+EMULATOR_ONLY static void start_product(void* acc, Operand weights, const uint32_t* of_lane, Operand rows, uint32_t num_rows,
+                                        bool is_int8 = false) {
   if (num_products[current] == MAX_PRODUCTS) {
     std::fprintf(stderr, "emulator: more products under way than it keeps\n");
     std::abort();
@@ -190,7 +194,21 @@ template <int COUNT>
 static inline void take_registers() {}
 template <int COUNT>
 static inline void release_registers() {}
-static inline Operand panels_at(SharedAddress at) { return at; }
+EMULATOR_ONLY static inline uint32_t uniform(uint32_t x) {
+  const uint32_t of_first = emulator::shuffle(x, 0);
+  if (of_first == x) return x;
+  std::fprintf(stderr, "emulator: lanes of a warp have %u and %u where they should have the same\n", of_first, x);
+  std::abort();
+}
+static inline void writes_ready() {}
+template <uint32_t ALONG_K, uint32_t ACROSS>
+static inline Operand operand_at(SharedAddress at) {
+  return {at, ALONG_K, ACROSS};
+}
+static inline Operand operand_after(Operand operand, uint32_t bytes) {
+  return {operand.at + bytes, operand.along_k, operand.across};
+}
+static inline Operand panels_at(SharedAddress at) { return operand_at<128, 1024>(at); }
 template <typename Sum, int LEN>
 static inline void order_registers(Sum (&)[LEN]) {}
 static inline void products_begin() {}
@@ -209,5 +227,5 @@ static inline void multiply_panels(int32_t (&acc)[ROWS / 2], Operand weights, Op
 }
 template <int ROWS>
 static inline void multiply_lanes(float (&acc)[ROWS / 2], const uint32_t (&weights)[4], Operand rows) {
-  emulator::start_product(acc, nullptr, weights, rows, ROWS);
+  emulator::start_product(acc, {}, weights, rows, ROWS);
 }

@@ -184,18 +184,23 @@ fn attention_of(layout: HeadLayout, case: &Case) -> [AttentionCounts; 2] {
     let StepShape { sequences, rows_of_each, context } = case.shape;
     let drawn = case.drawn_of_each;
     let last = StepShape { sequences, rows_of_each: drawn, context: context + rows_of_each - drawn };
-    [case.shape, last].map(|shape| count_layer(layout, shape, None))
+    [case.shape, last].map(|shape| count_layer(layout, shape, None, true))
 }
 
-/// Attention with these partial results, or with those that are chosen.
-fn count_layer(layout: HeadLayout, shape: StepShape, parts: Option<PartSize>) -> AttentionCounts {
+/// Attention with these partial results, or with those that are chosen, with or without tiles of warpgroups.
+fn count_layer(
+    layout: HeadLayout,
+    shape: StepShape,
+    parts: Option<PartSize>,
+    has_warpgroups: bool,
+) -> AttentionCounts {
     let StepShape { sequences, rows_of_each, context } = shape;
     let segment = |sequence: usize| {
         let rows = sequence * rows_of_each..(sequence + 1) * rows_of_each;
         Segment { rows, start: context as u32, block_table: &[], tree: None }
     };
     let segments: Vec<Segment<'_>> = (0..sequences).map(segment).collect();
-    let key = TilingKey::of(layout, None);
+    let key = TilingKey::of(layout, None, has_warpgroups);
     let key = TilingKey { limits: Limits { parts, ..key.limits }, ..key };
     count_attention(&Tiling::new(&segments, &vec![0; sequences], &OwnBlocks::default(), key), layout)
 }
@@ -204,7 +209,7 @@ fn count_layer(layout: HeadLayout, shape: StepShape, parts: Option<PartSize>) ->
 fn attention_times(layout: HeadLayout) -> AttentionTimes {
     let [row, prompt] = [1, 2048].map(|rows_of_each| {
         let shape = StepShape { sequences: 1, rows_of_each, context: 128 };
-        count_layer(layout, shape, Some(PartSize::Split))
+        count_layer(layout, shape, Some(PartSize::Split), false)
     });
     AttentionTimes::new(&row, &prompt)
 }
@@ -233,23 +238,17 @@ fn counts_table(cases: &[Case], counts: &[StepCounts]) -> String {
 
 /// Times that the model gives, as far as they agree with those of `report`.
 fn times_table(cases: &[Case], counts: &[StepCounts], report: &str) -> String {
-    let modelled: Result<Vec<f64>, &'static str> = counts.iter().map(|counts| counts.modelled_ms).collect();
-    let modelled = match modelled {
-        Ok(modelled) => modelled,
-        Err(kernel) => return format!("No times: `{kernel}` has never been timed.\n"),
-    };
+    let modelled: Vec<Result<f64, &'static str>> = counts.iter().map(|counts| counts.modelled_ms).collect();
     let measured: Vec<Option<f64>> = cases.iter().map(|case| measured_ms(report, &case.name)).collect();
     let errors: Vec<f64> = modelled
         .iter()
         .zip(&measured)
-        .filter_map(|(modelled, measured)| measured.map(|measured| modelled / measured))
+        .filter_map(|(modelled, measured)| Some(modelled.ok()? / (*measured)?))
         .collect();
     let (low, high) =
         errors.iter().fold((f64::INFINITY, 0.0f64), |(low, high), error| (low.min(*error), high.max(*error)));
-    let found = format!(
-        "Modelled over measured times of the {} steps of run 2: {low:.2} to {high:.2}.",
-        errors.len()
-    );
+    let found =
+        format!("Modelled over measured times of {} steps of run 2: {low:.2} to {high:.2}.", errors.len());
     if errors.is_empty() || low < MAX_ERROR.recip() || high > MAX_ERROR {
         return format!("No times: the model does not agree with the H200. {found}\n");
     }
@@ -261,15 +260,16 @@ fn times_table(cases: &[Case], counts: &[StepCounts], report: &str) -> String {
     for (((case, counts), modelled), measured) in cases.iter().zip(counts).zip(modelled).zip(measured) {
         let ideal = counts.work.ideal(H200) * 1e3;
         let before = measured.map_or_else(|| "not run".to_owned(), |ms| format!("{ms:.2}"));
-        let [least, most] = [modelled / high.max(1.0), modelled / low.min(1.0)];
-        let (least_share, most_share) = (least / ideal, most / ideal);
-        writeln!(
-            text,
-            "| {} | {ideal:.2} | {before} | {least:.2} to {most:.2} | {least_share:.1} to {most_share:.1} | \
-             {} |",
-            case.name, case.aim
-        )
-        .expect("a string grows");
+        let (now, share) = match modelled {
+            Ok(modelled) => {
+                let [least, most] = [modelled / high.max(1.0), modelled / low.min(1.0)];
+                let share = format!("{:.1} to {:.1}", least / ideal, most / ideal);
+                (format!("{least:.2} to {most:.2}"), share)
+            }
+            Err(kernel) => (format!("`{kernel}` never timed"), "not known".to_owned()),
+        };
+        writeln!(text, "| {} | {ideal:.2} | {before} | {now} | {share} | {} |", case.name, case.aim)
+            .expect("a string grows");
     }
     text
 }

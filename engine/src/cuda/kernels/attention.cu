@@ -57,13 +57,6 @@ struct Queries {
   u32 high[STEPS][4], low[STEPS][4];
   KeyRange sees[2];
 
-  // Whether all queries of the warp see all keys of a step.
-  __device__ __forceinline__ bool all_see(u32 first_key) const {
-    const bool first_sees = sees[0].first <= first_key && first_key + 16 * STEP_BLOCKS <= sees[0].end;
-    const bool second_sees = sees[1].first <= first_key && first_key + 16 * STEP_BLOCKS <= sees[1].end;
-    return __all_sync(0xffffffffu, first_sees && second_sees);
-  }
-
   // `first` is the index of the warp's first query in the tile.
   __device__ __forceinline__ Queries(const float* qkv, const u32* positions, const AttentionTile& tile, u32 first, u32 row_width,
                                      u32 group, u32 kv_head, u32 window) {
@@ -160,7 +153,7 @@ struct WarpResult {
   __device__ __forceinline__ void weigh(float (&scores)[2 * STEP_BLOCKS][4], const Queries<HEAD_DIM>& queries, bool is_first,
                                         u32 first_key, float scale) {
     float rescale[2];
-    softmax.add(scores, queries.sees, queries.all_see(first_key), first_key, scale, rescale);
+    softmax.add(scores, queries.sees, all_see(queries.sees, first_key), first_key, scale, rescale);
     if (is_first) return;
 #pragma unroll
     for (int n = 0; n < HEAD_DIM / 8; ++n) {

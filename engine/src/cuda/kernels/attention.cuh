@@ -32,7 +32,7 @@
 // One tile of queries; written by `ops/tiling.rs`.
 struct AttentionTile {
   u32 first_query;  // row * group + head in group
-  u32 num_queries;  // 1 to 16, 32 or 64: a warp has 16
+  u32 num_queries;  // 1 to 16, 32, 64 or 128: a warp has 16
   u32 table;        // offset of the sequence's block table
   u32 first_key;    // smallest key that a query of the tile attends to
   u32 end_key;      // one past the largest such key
@@ -40,7 +40,7 @@ struct AttentionTile {
   u32 part_stride;  // queries of the tile, or of the tile that contains it
   // Splits of a partial result: 1, or GROUP_SPLITS. Or 0: a block processes all keys and merges its own part
   // 0. Unless there is only one split, it keeps the result of the group so far in part 1 (or in shared
-  // memory).
+  // memory). Tiles of more than 64 queries have no such parts (attention_panels.cu), and none of one split.
   u32 part_splits;
   u32 num_runs;  // blocks per KV head that share the tile, the last of which merges; 0: none of them merges
 };
@@ -106,6 +106,13 @@ struct KeyRange {
     first = window != 0 && position + 1 > window ? position + 1 - window : 0;
   }
 };
+
+// Whether all queries of a warp, two of which each lane has, see all keys of a step.
+__device__ __forceinline__ bool all_see(const KeyRange (&sees)[2], u32 first_key) {
+  const bool first_sees = sees[0].first <= first_key && first_key + 16 * STEP_BLOCKS <= sees[0].end;
+  const bool second_sees = sees[1].first <= first_key && first_key + 16 * STEP_BLOCKS <= sees[1].end;
+  return __all_sync(0xffffffffu, first_sees && second_sees);
+}
 
 // Running maximum and sum of the weights of a lane's two queries, rows g and g + 8 of a product's result.
 struct Softmax {

@@ -87,12 +87,26 @@ __device__ __forceinline__ void release_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// Panels of 8 rows x 64 numbers as the operand of an instruction, from a set of 16 on: 128 bytes to the next
-// 8 numbers of K, 1,024 bytes to the next 8 rows, no swizzle.
+// A number that is the same in all lanes of the warp, which need one register for it together.
+__device__ __forceinline__ u32 uniform(u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+// Orders what this thread wrote to shared memory before copies and products that others start after a barrier.
+__device__ __forceinline__ void writes_ready() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Matrices of 8 rows x 16 bytes, each contiguous in shared memory, as the operand of an instruction, from a set of
+// 16 on: ALONG_K bytes to the next 8 numbers of K, ACROSS bytes to the next 8 rows, no swizzle.
 typedef u64 Operand;
-__device__ __forceinline__ Operand panels_at(SharedAddress at) {
-  return (u64)((at & 0x3ffffu) >> 4) | (u64)(128 >> 4) << 16 | (u64)(1024 >> 4) << 32;
+template <u32 ALONG_K, u32 ACROSS>
+__device__ __forceinline__ Operand operand_at(SharedAddress at) {
+  static_assert(ALONG_K % 16 == 0 && ACROSS % 16 == 0 && ALONG_K < 1 << 18 && ACROSS < 1 << 18, "fits its field");
+  return (u64)((at & 0x3ffffu) >> 4) | (u64)(ALONG_K >> 4) << 16 | (u64)(ACROSS >> 4) << 32;
 }
+// The same operand from `bytes` further on, a multiple of 16, still in shared memory.
+__device__ __forceinline__ Operand operand_after(Operand operand, u32 bytes) {
+  return (operand & 0xffffffff00000000ull) | (u32)((u32)operand + (bytes >> 4));
+}
+// Panels of 8 rows x 64 numbers.
+__device__ __forceinline__ Operand panels_at(SharedAddress at) { return operand_at<128, 1024>(at); }
 
 // Orders the registers of `acc` before the instructions that add to them, or after those that have.
 template <int LEN>
@@ -153,6 +167,8 @@ __device__ __forceinline__ void multiply_lanes(float (&acc)[ROWS / 2], const u32
 MULTIPLY_PANELS(8, "%0, %1, %2, %3", "%4", "%5", "%6", "%7", "%8", SUMS_4(0))
 MULTIPLY_PANELS(16, "%0, %1, %2, %3, %4, %5, %6, %7", "%8", "%9", "%10", "%11", "%12", SUMS_4(0), SUMS_4(4))
 MULTIPLY_PANELS(40, REGISTERS_FIRST_10 ", " REGISTERS_10(1), "%20", "%21", "%22", "%23", "%24", SUMS_20(0))
+MULTIPLY_PANELS(64, REGISTERS_FIRST_10 ", " REGISTERS_10(1) ", " REGISTERS_10(2) ", %30, %31", "%32", "%33", "%34", "%35", "%36",
+                SUMS_20(0), SUMS_4(20), SUMS_4(24), SUMS_4(28))
 MULTIPLY_PANELS(80, REGISTERS_FIRST_10 ", " REGISTERS_10(1) ", " REGISTERS_10(2) ", " REGISTERS_10(3), "%40", "%41",
                 "%42", "%43", "%44", SUMS_20(0), SUMS_20(20))
 MULTIPLY_PANELS(128,

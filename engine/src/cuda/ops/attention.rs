@@ -7,11 +7,13 @@ use half::bf16;
 
 use super::own_blocks::own_block_len;
 use super::rows::check_rounded;
-use super::tiling::{AttentionChunk, AttentionTile, LAST_BLOCK_PARTS, WorkItem, part_len};
+use super::tiling::{
+    AttentionChunk, AttentionTile, LAST_BLOCK_PARTS, PANEL_HEAD_DIMS, PANELS, WIDTHS, WorkItem, part_len,
+};
 use super::{GatherBlocks, MAX_GRID_YZ, ProductInput};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
-use crate::cuda::sources::{ATTENTION, ATTENTION_MERGE, Kernel};
+use crate::cuda::sources::{ATTENTION, ATTENTION_MERGE, ATTENTION_PANELS, Kernel};
 
 /// Maximum number of partial results of a row that one warp merges if few queries leave most of the device
 /// idle. For more, eight warps merge them, with equal bits.
@@ -106,8 +108,11 @@ impl<M: DeviceMemory> Attention<'_, M> {
         check_len(kernel.name, "positions", self.positions.len(), rows)?;
         let queries = rows * num_heads / num_kv_heads;
         check_len(kernel.name, "tiles of queries", tile_of.len(), queries)?;
-        let last =
-            chunks.iter().map(|chunk| (chunk.work[2].end, chunk.queries.end)).max().unwrap_or_default();
+        let last = chunks
+            .iter()
+            .map(|chunk| (chunk.work[WIDTHS - 1].end, chunk.queries.end))
+            .max()
+            .unwrap_or_default();
         check_len(kernel.name, "work", work.len(), last.0)?;
         check(kernel.name, ("queries", last.1), last.1 == queries && tiles.len() > 0, queries)?;
         check_len(kernel.name, "partial", self.partial.len(), self.tiling.partial_len(self.layout))?;
@@ -208,8 +213,14 @@ pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), CudaError> {
     kernel_for(head_dim, 0).map(drop)
 }
 
-/// Returns the kernel for tiles of up to 16, 32 or 64 queries.
+/// Returns the kernel for tiles of up to 16, 32, 64 or 128 queries.
 fn kernel_for(head_dim: usize, width: usize) -> Result<&'static Kernel, CudaError> {
+    if width == PANELS {
+        let index = PANEL_HEAD_DIMS.iter().position(|&size| size == head_dim);
+        let expected = format_args!("one of {PANEL_HEAD_DIMS:?}");
+        check("attention_panels", ("head_dim", head_dim), index.is_some(), expected)?;
+        return Ok(ATTENTION_PANELS.kernel(index.unwrap_or(0)));
+    }
     let index = HEAD_DIMS.iter().position(|&size| size == head_dim);
     check("attention", ("head_dim", head_dim), index.is_some(), format_args!("one of {HEAD_DIMS:?}"))?;
     Ok(ATTENTION.kernel(index.unwrap_or(0) + width * HEAD_DIMS.len()))
@@ -224,6 +235,9 @@ mod tests {
         assert!(kernel_for(128, 0).is_ok_and(|kernel| kernel.name == "attention_128"));
         assert!(kernel_for(128, 2).is_ok_and(|kernel| kernel.name == "attention_wide_128"));
         assert!(kernel_for(16, 1).is_ok_and(|kernel| kernel.name == "attention_pair_16"));
+        assert!(kernel_for(128, PANELS).is_ok_and(|kernel| kernel.name == "attention_panels_128"));
+        let error = kernel_for(96, PANELS).unwrap_err().to_string();
+        assert_eq!(error, "attention_panels: head_dim is 96, expected one of [64, 128]");
         let error = kernel_for(80, 2).unwrap_err().to_string();
         assert_eq!(error, "attention: head_dim is 80, expected one of [16, 32, 64, 96, 128]");
     }

@@ -21,17 +21,25 @@ use super::own_blocks::{OwnBlocks, TreeRow, max_own_blocks};
 /// Keys per split, which a warp sums by itself, and splits per group: part of the numerics (`attention.cuh`).
 pub(super) const SPLIT_KEYS: usize = 128;
 const GROUP_SPLITS: usize = 8;
-/// Queries per tile: of one, two and four warps that share keys and values.
-const TILE_QUERIES: [usize; 3] = [16, 32, 64];
-/// Queries of the widest tile.
+/// Queries per tile: of one, two and four warps that share keys and values, and of two warpgroups.
+const TILE_QUERIES: [usize; WIDTHS] = [16, 32, 64, 128];
+/// Number of widths of tiles.
+pub(super) const WIDTHS: usize = 4;
+/// Queries of the widest tile of warps.
 pub(super) const WIDE_QUERIES: usize = TILE_QUERIES[2];
+/// Width of tiles of warpgroups (`attention_panels.cu`).
+pub(super) const PANELS: usize = 3;
 /// Maximum number of partial results of a query that the last block of its tile merges (`attention.cuh`).
 /// That block has one to four warps and, for heads of 128, shared memory for 62 of them at a time; a tile has
 /// 16 to 64 queries. In longer contexts few tiles may have most of the splits, and a launch of eight warps
 /// for each query keeps more of them in flight.
 pub(crate) const LAST_BLOCK_PARTS: usize = 16;
-/// Blocks of one, two and four warps that fit on a multiprocessor of an H100 (`attention.cu`, heads of 128).
-const BLOCKS_OF_WARPS: [usize; 3] = [6, 4, 2];
+/// Blocks of each width that fit on a multiprocessor of an H100 (`attention.cu`, `attention_panels.cu`, heads
+/// of 128).
+const BLOCKS_OF_WIDTH: [usize; WIDTHS] = [6, 4, 2, 1];
+
+/// Head sizes with a kernel for tiles of warpgroups, in the order of the kernels.
+pub(super) const PANEL_HEAD_DIMS: [usize; 2] = [64, 128];
 
 /// Limit of partial results in memory, in bytes; queries that need more are processed in several chunks.
 const PARTIAL_BYTES: usize = 512 << 20;
@@ -64,13 +72,15 @@ impl AttentionTile {
     fn merged_parts(&self) -> usize {
         let (first, end) = (self.first_key as usize, self.end_key as usize);
         let keys = self.part_splits as usize * SPLIT_KEYS;
-        first.checked_div(keys).map_or(1, |first_part| end.div_ceil(keys) - first_part)
+        let of_all = if self.width() == PANELS { 0 } else { 1 };
+        first.checked_div(keys).map_or(of_all, |first_part| end.div_ceil(keys) - first_part)
     }
 
-    /// Number of its partial results. A block that processes all keys has a second one of each query for the
-    /// result of the group so far.
+    /// Number of its partial results. A block of warps that processes all keys has a second one of each query
+    /// for the result of the group so far; one of warpgroups needs none.
     fn num_parts(&self) -> usize {
-        let of_query = if self.part_splits == 0 { self.splits().len().min(2) } else { self.merged_parts() };
+        let has_two = self.part_splits == 0 && self.width() != PANELS;
+        let of_query = if has_two { self.splits().len().min(2) } else { self.merged_parts() };
         self.num_queries as usize * of_query
     }
 
@@ -101,28 +111,31 @@ pub(crate) struct Limits {
     /// Minimum number of blocks of a chunk's tiles of one width, per KV head, if blocks process runs of
     /// several splits.
     pub(crate) min_runs: usize,
-    /// Number of blocks of one, two and four warps, per KV head, that run at once.
-    pub(crate) running: [usize; 3],
+    /// Number of blocks of each width, per KV head, that run at once.
+    pub(crate) running: [usize; 4],
     /// Maximum number of partial results of a query that the last block of its tile merges; at most
     /// [`LAST_BLOCK_PARTS`].
     pub(crate) last_block_parts: usize,
     /// Partial results of tiles without token trees. `None`: those that take least time.
     pub(crate) parts: Option<PartSize>,
+    /// Whether there are kernels for tiles of warpgroups.
+    pub(crate) has_panels: bool,
 }
 
 impl Limits {
     /// Limits for serving: `min_runs` gives four times as many blocks as fit on all multiprocessors of an
-    /// H100.
-    pub(crate) fn of(layout: HeadLayout) -> Self {
+    /// H100. `has_warpgroups`: the device runs the kernels of panels.
+    pub(crate) fn of(layout: HeadLayout, has_warpgroups: bool) -> Self {
         let max_parts = PARTIAL_BYTES / size_of::<f32>() / part_len(layout);
         let per_head = |blocks: usize| (blocks * MULTIPROCESSORS / layout.num_kv_heads).max(1);
         Self {
             max_parts,
             max_own_blocks: max_own_blocks(layout),
-            min_runs: per_head(4 * BLOCKS_OF_WARPS[2]),
-            running: BLOCKS_OF_WARPS.map(per_head),
+            min_runs: per_head(4 * BLOCKS_OF_WIDTH[2]),
+            running: BLOCKS_OF_WIDTH.map(per_head),
             last_block_parts: LAST_BLOCK_PARTS,
             parts: None,
+            has_panels: has_warpgroups && PANEL_HEAD_DIMS.contains(&layout.head_dim),
         }
     }
 }
@@ -139,16 +152,17 @@ pub(crate) struct TilingKey {
 
 impl TilingKey {
     /// Key of a layer's attention, with the limits for serving.
-    pub(crate) fn of(layout: HeadLayout, window: Option<u32>) -> Self {
-        Self { group: layout.num_heads / layout.num_kv_heads, window, limits: Limits::of(layout) }
+    pub(crate) fn of(layout: HeadLayout, window: Option<u32>, has_warpgroups: bool) -> Self {
+        let limits = Limits::of(layout, has_warpgroups);
+        Self { group: layout.num_heads / layout.num_kv_heads, window, limits }
     }
 }
 
 /// Tiles that share the memory for partial results.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AttentionChunk {
-    /// Ranges of all work items, for blocks of one, two and four warps.
-    pub(super) work: [Range<usize>; 3],
+    /// Ranges of all work items, for blocks of each width.
+    pub(super) work: [Range<usize>; WIDTHS],
     /// Range of the pass's queries of a KV head.
     pub(super) queries: Range<usize>,
     /// Number of partial results per KV head.
@@ -182,7 +196,9 @@ impl Tiling {
         own: &OwnBlocks,
         key: TilingKey,
     ) -> Self {
-        let (mut tiling, limits) = (Self::default(), key.limits);
+        let (mut tiling, mut limits) = (Self::default(), key.limits);
+        limits.has_panels = limits.has_panels && panels_fill_the_device(segments, key);
+        let key = TilingKey { limits, ..key };
         let mut all = Vec::new();
         for (segment, &table) in segments.iter().zip(table_starts) {
             all.extend(tiling.add_tiles(segment, table, own, key));
@@ -218,7 +234,8 @@ impl Tiling {
         };
         let first_key = |query| window.map_or(0, |window| (position(query) + 1).saturating_sub(window));
         let splits = (position(end - 1) as usize + 1).div_ceil(SPLIT_KEYS);
-        let tile_len = tile_len(end - begin, splits, limits.max_parts);
+        let limits = Limits { has_panels: limits.has_panels && segment.tree.is_none(), ..limits };
+        let tile_len = tile_len(end - begin, splits, limits);
         let mut all = Vec::new();
         for first in (begin..end).step_by(tile_len) {
             let queries = first..end.min(first + tile_len);
@@ -251,13 +268,14 @@ impl Tiling {
 
     /// Sets the partial results of tiles without token trees.
     fn choose_parts(&mut self, all: &[TileGroup], limits: Limits) {
-        for width in 0..TILE_QUERIES.len() {
+        for width in 0..WIDTHS {
             let of_width = |shared: &&TileGroup| {
                 shared.tiles.len() == 1 && self.tiles[shared.tiles.start].width() == width
             };
             let which: Vec<usize> = all.iter().filter(of_width).map(|shared| shared.tiles.start).collect();
             let tiles = || which.iter().map(|&tile| &self.tiles[tile]);
-            let size = limits.parts.unwrap_or_else(|| parts::fastest(tiles, width, limits));
+            let size = limits.parts.map(|size| size.of_width(width));
+            let size = size.unwrap_or_else(|| parts::fastest(tiles, width, limits));
             for tile in which {
                 self.tiles[tile].part_splits = size.num_splits();
             }
@@ -282,7 +300,8 @@ impl Tiling {
             let first = self.tiles[shared.tiles.start];
             let (first_split, merged) = (first.splits().start, first.merged_parts());
             let has_tree = shared.tiles.len() > 1;
-            is_launched.push(has_tree || (first.part_splits != 0 && merged > limits.last_block_parts));
+            let many = merged > limits.last_block_parts || first.width() == PANELS;
+            is_launched.push(has_tree || (first.part_splits != 0 && many));
             let of_who =
                 if is_launched[is_launched.len() - 1] { &mut launch_merges } else { &mut blocks_merge };
             *of_who = merged.max(*of_who);
@@ -293,7 +312,7 @@ impl Tiling {
             }
             num_parts += first.num_parts();
         }
-        let work = [0, 1, 2].map(|width| self.add_work(chunk, width, limits.min_runs));
+        let work = std::array::from_fn::<_, WIDTHS, _>(|width| self.add_work(chunk, width, limits.min_runs));
         for item in work.iter().flat_map(|range| &self.work[range.clone()]) {
             if item.split != NO_SPLIT {
                 self.tiles[item.tile as usize].num_runs += 1;
@@ -346,12 +365,29 @@ pub(crate) fn partial_bytes(rows: usize, layout: HeadLayout, max_len: usize) -> 
 /// Queries per tile of a segment with `queries` queries and `splits` splits; they share each load of keys and
 /// values. The tile is narrow if the partial results of a wide one exceed one chunk: they would need memory
 /// that was not reserved.
-fn tile_len(queries: usize, splits: usize, max_parts: usize) -> usize {
-    if queries > TILE_QUERIES[0] && WIDE_QUERIES * splits <= max_parts {
+fn tile_len(queries: usize, splits: usize, Limits { max_parts, has_panels, .. }: Limits) -> usize {
+    let groups = splits.div_ceil(GROUP_SPLITS);
+    if has_panels && queries > WIDE_QUERIES && TILE_QUERIES[PANELS] * groups <= max_parts {
+        TILE_QUERIES[PANELS]
+    } else if queries > TILE_QUERIES[0] && WIDE_QUERIES * splits <= max_parts {
         WIDE_QUERIES
     } else {
         TILE_QUERIES[0]
     }
+}
+
+/// Whether tiles of warpgroups leave work for all multiprocessors, if each block processes a group of splits.
+/// Narrower tiles have more blocks.
+fn panels_fill_the_device(segments: &[Segment<'_>], TilingKey { group, window, limits }: TilingKey) -> bool {
+    let blocks = segments.iter().filter(|segment| segment.tree.is_none()).map(|segment| {
+        let rows = segment.rows.len();
+        let tiles =
+            if rows * group > WIDE_QUERIES { (rows * group).div_ceil(TILE_QUERIES[PANELS]) } else { 0 };
+        let keys = segment.start as usize + rows;
+        let seen = window.map_or(keys, |window| keys.min(window as usize + rows));
+        tiles * seen.div_ceil(GROUP_SPLITS * SPLIT_KEYS)
+    });
+    blocks.sum::<usize>() >= limits.running[PANELS]
 }
 
 #[cfg(test)]

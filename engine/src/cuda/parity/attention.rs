@@ -7,12 +7,14 @@ use cpu_kernels::{BLOCK_SIZE, HeadLayout, Segment, TreeSegment};
 use half::bf16;
 
 use super::kv_layout::{key_index, value_index};
+use super::panels::packed;
 use super::tensor_cores::{Bounded, compare_bounded};
 use super::{Numbers, Parity, Scale, compare_equal, widened};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    Attention, LAST_BLOCK_PARTS, Limits, OwnBlockViews, OwnBlocks, PartSize, Tiling, TilingKey, TilingViews,
+    Attention, InputLayout, LAST_BLOCK_PARTS, Limits, OwnBlockViews, OwnBlocks, PANEL_COLUMNS, PartSize,
+    Tiling, TilingKey, TilingViews,
 };
 
 /// A sequence's keys and values, `[kv head][position][head_dim]`.
@@ -41,10 +43,15 @@ pub(super) const NO_LIMITS: Limits = Limits {
     max_parts: usize::MAX,
     max_own_blocks: usize::MAX,
     min_runs: usize::MAX,
-    running: [usize::MAX; 3],
+    running: [usize::MAX; 4],
     last_block_parts: LAST_BLOCK_PARTS,
     parts: Some(PartSize::Split),
+    has_panels: false,
 };
+/// Tiles of warpgroups wherever a sequence has more queries than those of warps hold.
+const IN_PANELS: Limits = Limits { running: [1; 4], has_panels: true, ..NO_LIMITS };
+/// Heads as `layout_of` takes them, the window, and each sequence's first position and rows.
+type PassShape = ([usize; 3], Option<u32>, &'static [(u32, usize)]);
 /// Index of this layer, and the number of layers.
 const LAYER: (usize, usize) = (1, 2);
 
@@ -69,7 +76,59 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     parities.extend(attention(e, layout_of([4, 1, 16]), None, &[(1010, 24)])?);
     // More than eight splits, whose partial results a last block reads in several turns.
     parities.extend(attention(e, layout_of([4, 1, 32]), Some(1200), &[(1300, 5), (0, 1)])?);
+    parities.extend(in_panels(e, scale)?);
     Ok(parities)
+}
+
+/// Tiles of warpgroups, where there are kernels for them: equal bits to tiles of warps. Steps that begin or
+/// end inside a block of keys, queries that do not fill a tile, several groups.
+fn in_panels<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
+    if !e.attends_in_panels() {
+        return Ok(Vec::new());
+    }
+    let small: &[PassShape] = &[
+        ([4, 1, 64], None, &[(0, 70), (200, 33), (5, 1)]),
+        ([4, 1, 128], Some(75), &[(130, 41), (0, 20)]),
+        ([1, 1, 128], None, &[(1000, 100)]),
+    ];
+    let large: &[PassShape] = &[
+        ([32, 8, 128], None, &[(0, 300), (700, 129), (2100, 300)]),
+        ([8, 2, 128], None, &[(8200, 300)]),
+        ([32, 8, 128], Some(1000), &[(3000, 200)]),
+        ([24, 8, 64], None, &[(2050, 301), (15, 64)]),
+        ([16, 2, 64], Some(4096), &[(5000, 100)]),
+    ];
+    let mut parities = Vec::new();
+    for &(heads, window, lens) in scale.pick(small, large) {
+        parities.extend(panels(e, layout_of(heads), window, lens)?);
+    }
+    Ok(parities)
+}
+
+/// Rows of these sequences in tiles of warpgroups, with partial results of groups and with none.
+pub(super) fn panels<E: Executor>(
+    e: &mut E,
+    layout: HeadLayout,
+    window: Option<u32>,
+    lens: &[(u32, usize)],
+) -> Result<[Parity; 3], CudaError> {
+    let HeadLayout { num_heads, num_kv_heads, head_dim } = layout;
+    let pass = Pass::new(layout, window, lens);
+    let whole: Vec<Part> = lens.iter().enumerate().map(|(i, &(_, rows))| (i, 0..rows)).collect();
+    let bits = |found: &[f32]| found.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let of_warps = bits(&pass.run(e, &whole, NO_LIMITS)?);
+    let case = format!(
+        "attention of {num_heads}/{num_kv_heads} heads of {head_dim} in panels, window {}",
+        window.unwrap_or(0)
+    );
+    let in_groups = pass.run(e, &whole, Limits { parts: Some(PartSize::Group), ..IN_PANELS })?;
+    let undivided = pass.run(e, &whole, Limits { parts: Some(PartSize::All), ..IN_PANELS })?;
+    let (found, exact) = pass.sampled_outputs(&undivided);
+    Ok([
+        compare_bounded(case.clone(), &found, &exact),
+        compare_equal(format!("{case}: undivided"), &bits(&undivided), &of_warps),
+        compare_equal(format!("{case}: in groups"), &bits(&in_groups), &of_warps),
+    ])
 }
 
 pub(super) fn attention<E: Executor>(
@@ -201,6 +260,10 @@ impl Pass {
         let tables = Tensor::of(e, &tables, "tables")?;
         let mut out = Tensor::zeros(e, rows * layout.q_width(), "out")?;
         let mut arrived = Tensor::zeros(e, views.arrived_len(layout), "counters")?;
+        let size = (rows, layout.q_width());
+        let has_panels = size.1.is_multiple_of(PANEL_COLUMNS);
+        let rounding = if has_panels { InputLayout::Panels } else { InputLayout::Rows };
+        let mut rounded = Tensor::zeros(e, rounding.len(rows, size.1), "rounded")?;
         let attention = Attention {
             qkv: &Tensor::of(e, &qkv, "qkv")?,
             positions: positions.view(),
@@ -208,7 +271,7 @@ impl Pass {
             own: Some(OwnBlockViews { sources: sources.view(), blocks: &mut own }),
             tables: tables.view(),
             tiling: views,
-            rounded: None,
+            rounded: Some((&mut rounded, rounding)),
             // NaN, because splits that no tile writes must not be read.
             partial: &mut Tensor::of(e, &vec![f32::NAN; views.partial_len(layout)], "partial sums")?,
             arrived: &mut arrived,
@@ -221,7 +284,15 @@ impl Pass {
         // The next launch counts from zero again.
         let counts = arrived.read(e, 0..arrived.len())?;
         assert!(counts.iter().all(|&count| count == 0), "counters return to zero");
-        out.read(e, 0..rows * layout.q_width())
+        let out = out.read(e, 0..rows * layout.q_width())?;
+        let as_input: Vec<bf16> = out.iter().map(|&x| bf16::from_f32(x)).collect();
+        let as_input = if has_panels { packed(&as_input, size) } else { as_input };
+        let rounded = rounded.read(e, 0..rounded.len())?;
+        assert!(
+            rounded.iter().map(|x| x.to_bits()).eq(as_input.iter().map(|x| x.to_bits())),
+            "rounded outputs"
+        );
+        Ok(out)
     }
 
     /// Outputs of the kernel and exact ones, for up to 16 rows of each sequence and all their heads.
@@ -310,7 +381,9 @@ mod tests {
             let groups_apart = Limits { last_block_parts: 0, ..in_groups };
             let undivided = Limits { parts: Some(PartSize::All), ..NO_LIMITS };
             let few_groups = Limits { max_parts: 0, ..in_groups };
-            let limits_of_serving = Limits::of(layout);
+            let limits_of_serving = Limits::of(layout, true);
+            let in_panels = Limits { parts: Some(PartSize::Group), ..IN_PANELS };
+            let undivided_panels = Limits { parts: Some(PartSize::All), ..IN_PANELS };
             for limits in [
                 NO_LIMITS,
                 small_tiles,
@@ -321,6 +394,8 @@ mod tests {
                 undivided,
                 few_groups,
                 limits_of_serving,
+                Limits { has_panels: limits_of_serving.has_panels, ..in_panels },
+                Limits { has_panels: limits_of_serving.has_panels, ..undivided_panels },
             ] {
                 let found = digest(&pass.run(&mut Emulator::build(), &whole, limits).unwrap());
                 assert_eq!(found, expected, "{layout:?}, {limits:?}: {found:#x}");
@@ -358,28 +433,29 @@ mod tests {
         }
     }
 
-    /// A key that is not a number makes the rows that see it NaN, whatever folds them, and changes no bit of others.
+    /// A key that is not a number makes the rows that see it NaN, whatever folds them, and changes no bit of
+    /// others.
     #[test]
     fn a_key_that_is_not_a_number_reaches_the_rows_that_see_it() {
-        let layout = layout_of([4, 2, 16]);
-        let (start, rows, bad_row) = (1020, 24, 8);
-        let mut pass = Pass::new(layout, None, &[(start, rows)]);
-        let mut e = Emulator::build();
-        let mut run = |pass: &Pass, parts| {
-            let limits = Limits { parts: Some(parts), ..NO_LIMITS };
-            pass.run(&mut e, &[(0, 0..rows)], limits).unwrap()
-        };
-        let clean = run(&pass, PartSize::Split);
-        pass.sequences[0].keys[0][start as usize + bad_row][3] = bf16::NAN;
-        pass.kv = kv_memory(layout, &pass.sequences, pass.sequences[0].table.len());
-        for parts in [PartSize::Split, PartSize::Group, PartSize::All] {
-            let found = run(&pass, parts);
-            for (i, (found, clean)) in found.iter().zip(&clean).enumerate() {
-                let (row, head) = (i / layout.q_width(), i % layout.q_width() / layout.head_dim);
-                // Two heads share the first KV head.
-                let is_bad = row >= bad_row && head < 2;
-                let is_right = if is_bad { found.is_nan() } else { found.to_bits() == clean.to_bits() };
-                assert!(is_right, "{parts:?}, row {row}, head {head}: {found}, without it {clean}");
+        let [of_splits, in_groups, undivided] = [PartSize::Split, PartSize::Group, PartSize::All].map(Some);
+        let of_warps = [of_splits, in_groups, undivided].map(|parts| Limits { parts, ..NO_LIMITS });
+        let in_panels = [in_groups, undivided].map(|parts| Limits { parts, ..IN_PANELS });
+        for (heads, rows, all_limits) in [([4, 2, 16], 24, &of_warps[..]), ([8, 2, 64], 24, &in_panels)] {
+            let (layout, start, bad_row) = (layout_of(heads), 1020, 8);
+            let mut pass = Pass::new(layout, None, &[(start, rows)]);
+            let mut e = Emulator::build();
+            let mut run = |pass: &Pass, limits| pass.run(&mut e, &[(0, 0..rows)], limits).unwrap();
+            let clean = run(&pass, NO_LIMITS);
+            pass.sequences[0].keys[0][start as usize + bad_row][3] = bf16::NAN;
+            pass.kv = kv_memory(layout, &pass.sequences, pass.sequences[0].table.len());
+            for &limits in all_limits {
+                let found = run(&pass, limits);
+                for (i, (found, clean)) in found.iter().zip(&clean).enumerate() {
+                    let (row, head) = (i / layout.q_width(), i % layout.q_width() / layout.head_dim);
+                    let is_bad = row >= bad_row && head < layout.num_heads / layout.num_kv_heads;
+                    let is_right = if is_bad { found.is_nan() } else { found.to_bits() == clean.to_bits() };
+                    assert!(is_right, "{limits:?}, row {row}, head {head}: {found}, without it {clean}");
+                }
             }
         }
     }
@@ -402,7 +478,7 @@ mod tests {
             let firsts = lens.iter().scan(0, |row, len| Some(std::mem::replace(row, *row + len.1)));
             let segments: Vec<Segment<'_>> = firsts.zip(lens).map(|(row, len)| segment(row, len)).collect();
             let own = OwnBlocks::default();
-            let key = TilingKey { limits, ..TilingKey::of(layout, None) };
+            let key = TilingKey { limits, ..TilingKey::of(layout, None, true) };
             let tiling = Tiling::new(&segments, &vec![0; lens.len()], &own, key);
             let before = e.global_bytes();
             pass.run(&mut e, &whole, limits).unwrap();
@@ -416,10 +492,16 @@ mod tests {
         // 48 rows are 192 queries: three wide tiles, or twelve small ones.
         let [of_16, of_64, in_runs] = [small, NO_LIMITS, in_runs].map(|limits| read(&[(976, 48)], limits));
         println!("{of_16:?}\n{of_64:?}\n{in_runs:?}");
-        assert_eq!((of_16.blocks, of_64.blocks), ([12 * 8 * 2, 0, 0], [0, 0, 3 * 8 * 2]));
+        assert_eq!((of_16.blocks, of_64.blocks), ([12 * 8 * 2, 0, 0, 0], [0, 0, 3 * 8 * 2, 0]));
         assert!(of_64.bytes_read * 5 < of_16.bytes_read * 2 && in_runs.bytes_read * 7 < of_16.bytes_read * 2);
         assert_eq!(of_16.warp_blocks, of_64.warp_blocks);
+        // A tile of warpgroups, and the 64 queries that are left.
+        for parts in [PartSize::Group, PartSize::All] {
+            let in_panels = read(&[(976, 48)], Limits { parts: Some(parts), ..IN_PANELS });
+            assert_eq!(in_panels.blocks, [0, 0, 2, 2]);
+            assert!(in_panels.bytes_read * 10 < of_64.bytes_read * 7, "{in_panels:?}");
+        }
         // Five verify rows of four heads each: one tile of two warps. A single row takes one warp.
-        assert_eq!(read(&[(100, 5), (20, 1)], NO_LIMITS).blocks, [2, 2, 0]);
+        assert_eq!(read(&[(100, 5), (20, 1)], NO_LIMITS).blocks, [2, 2, 0, 0]);
     }
 }

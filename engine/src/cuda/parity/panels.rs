@@ -24,7 +24,7 @@ fn panel_index(row: usize, column: usize, panels: usize) -> usize {
 }
 
 /// Rows in panels; zeros in rows that do not exist.
-fn packed(numbers: &[bf16], (rows, width): (usize, usize)) -> Vec<bf16> {
+pub(super) fn packed(numbers: &[bf16], (rows, width): (usize, usize)) -> Vec<bf16> {
     let mut all = vec![bf16::ZERO; InputLayout::Panels.len(rows, width)];
     for (i, number) in numbers.iter().enumerate() {
         all[panel_index(i / width, i % width, rows.div_ceil(8))] = *number;

@@ -65,6 +65,20 @@ proptest! {
         }
     }
 
+    /// Tiles of warpgroups over any block tables: full and ragged ones, and the tiles of warps that are left.
+    #[test]
+    fn attention_by_warpgroups_over_any_block_tables(
+        layout in layouts((1usize..3, prop::sample::select(vec![1usize, 4, 8])), &[64, 128]),
+        window in prop::option::of(1u32..400),
+        prompt in (prop_oneof![6 => 0u32..300, 1 => 950u32..1100], 10usize..50),
+        other in prop::option::of((0u32..300, 1usize..20)),
+    ) {
+        let lens: Vec<(u32, usize)> = std::iter::once(prompt).chain(other).collect();
+        for parity in attention::panels(&mut Emulator::build(), layout, window, &lens).unwrap() {
+            prop_assert!(parity.is_good(), "{}: {:?}", parity, lens);
+        }
+    }
+
     /// Trees of any shape beside chains: any start, any number of heads per KV head, windows that begin
     /// inside a tree.
     #[test]

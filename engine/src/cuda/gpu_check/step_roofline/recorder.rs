@@ -141,6 +141,10 @@ impl Executor for Recorder {
     fn multiplies_panels(&self) -> bool {
         true
     }
+
+    fn attends_in_panels(&self) -> bool {
+        true
+    }
 }
 
 /// The exchange of one rank, which receives what NCCL brings it.

@@ -84,7 +84,11 @@ fn of_launch(launch: &Launch) -> Result<f64, &'static str> {
     if let Some(product) = LaunchedProduct::of(launch.kernel, &launch.params) {
         return Ok(product.nanoseconds() as f64 / 1e3);
     }
-    // A product's time contains adding its groups, [`AttentionTimes`] all of attention.
+    // Attention by warpgroups has never been timed.
+    if launch.kernel.starts_with("attention_panels") {
+        return Err(launch.kernel);
+    }
+    // A product's time contains adding its groups, [`AttentionTimes`] all other attention.
     if launch.kernel == "sum_groups" || launch.kernel.starts_with("attention") {
         return Ok(0.0);
     }
@@ -97,6 +101,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::cuda::sources::{ATTENTION_PANELS, SCORE};
 
     /// The numbers of this file are lines of the profile.
     #[test]
@@ -126,6 +131,14 @@ mod tests {
         ] {
             assert!(launches.iter().any(|&(kernel, _, us)| (kernel, us) == timed), "{timed:?}");
         }
+    }
+
+    #[test]
+    fn a_kernel_that_was_never_timed_has_no_time() {
+        let of = |kernel| microseconds(&[Launch::new(kernel, [1, 1, 1], &[])]);
+        assert_eq!(of(ATTENTION_PANELS.kernel(1)), Err("attention_panels_128"));
+        assert_eq!(of(SCORE.kernel(0)), Err("score"));
+        assert_eq!(of(crate::cuda::sources::ATTENTION.kernel(0)), Ok(0.0));
     }
 
     #[test]

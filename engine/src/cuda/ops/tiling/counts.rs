@@ -3,15 +3,18 @@
 use cpu_kernels::HeadLayout;
 use half::bf16;
 
-use super::{AttentionTile, GROUP_SPLITS, NO_SPLIT, SPLIT_KEYS, TILE_QUERIES, Tiling, WorkItem, part_len};
+use super::{
+    AttentionTile, GROUP_SPLITS, NO_SPLIT, PANELS, SPLIT_KEYS, TILE_QUERIES, Tiling, WIDE_QUERIES, WIDTHS,
+    WorkItem, part_len,
+};
 
 /// Work of a layer's attention over all KV heads.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AttentionCounts {
-    /// Number of blocks of one, two and four warps.
-    pub(crate) blocks: [usize; 3],
+    /// Number of blocks of each width.
+    pub(crate) blocks: [usize; WIDTHS],
     /// Number of blocks of 16 keys that those blocks read; and of 16 keys x 16 queries that warps process.
-    pub(crate) key_blocks: [usize; 3],
+    pub(crate) key_blocks: [usize; WIDTHS],
     pub(crate) warp_blocks: usize,
     /// Bytes of keys, values and queries that blocks read.
     pub(crate) bytes_read: usize,
@@ -53,13 +56,16 @@ pub(crate) fn count_attention(tiling: &Tiling, layout: HeadLayout) -> AttentionC
 }
 
 /// Number of partial results of each query that a block writes, and that it reads again. Tiles of four warps
-/// keep the result of the group so far in shared memory.
+/// keep the result of the group so far in shared memory, those of warpgroups also that of the groups before.
 fn parts_of_block(tile: &AttentionTile, work: &WorkItem) -> (usize, usize) {
     let splits = (work.end_split - work.split) as usize;
     if tile.part_splits == 1 {
         return (splits, 0);
     }
     let groups = (work.end_split as usize).div_ceil(GROUP_SPLITS) - work.split as usize / GROUP_SPLITS;
-    let written = if tile.width() == TILE_QUERIES.len() - 1 { groups } else { splits };
+    if tile.width() == PANELS {
+        return (if tile.part_splits == 0 { 0 } else { groups }, 0);
+    }
+    let written = if tile.num_queries as usize > WIDE_QUERIES / 2 { groups } else { splits };
     (written, written - if tile.part_splits == 0 { 1 } else { groups })
 }

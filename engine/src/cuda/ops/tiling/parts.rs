@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 use std::ops::Range;
 
 use super::work::run_len;
-use super::{AttentionTile, GROUP_SPLITS, Limits, SPLIT_KEYS, WIDE_QUERIES};
+use super::{AttentionTile, GROUP_SPLITS, Limits, PANELS, SPLIT_KEYS, WIDE_QUERIES};
 
 /// Keys of a block.
 const BLOCK_KEYS: usize = 16;
@@ -38,6 +38,11 @@ impl PartSize {
             Self::Split => 1,
         }
     }
+
+    /// The same in tiles of this width: warpgroups fold all splits of a group.
+    pub(super) fn of_width(self, width: usize) -> Self {
+        if width == PANELS && self == Self::Split { Self::Group } else { self }
+    }
 }
 
 /// Returns what takes least time for all these tiles, which are of one width.
@@ -54,7 +59,7 @@ where
         };
         total_time(tiles().map(of_tile), limits.running[width])
     };
-    let sizes = [PartSize::All, PartSize::Group, PartSize::Split];
+    let sizes = [PartSize::All, PartSize::Group, PartSize::Split].map(|size| size.of_width(width));
     sizes.into_iter().min_by_key(|&size| time(size)).unwrap_or(PartSize::Split)
 }
 
@@ -161,10 +166,12 @@ mod tests {
             (297, 4, 8_192, PartSize::All),
             (1, 4, 100, PartSize::All),
             (1, 4, 1_000, PartSize::Split),
+            (64, 128, 10_240, PartSize::All),
+            (10, 128, 10_240, PartSize::Group),
         ] {
             let tiles = vec![tile(queries, keys); count];
             let width = tiles[0].width();
-            let found = fastest(|| tiles.iter(), width, Limits::of(layout));
+            let found = fastest(|| tiles.iter(), width, Limits::of(layout, true));
             assert_eq!(found, expected, "{count} tiles of {queries} queries and {keys} keys");
         }
     }

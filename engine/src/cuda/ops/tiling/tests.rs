@@ -9,9 +9,10 @@ const NO_LIMITS: Limits = Limits {
     max_parts: usize::MAX,
     max_own_blocks: usize::MAX,
     min_runs: usize::MAX,
-    running: [usize::MAX; 3],
+    running: [usize::MAX; WIDTHS],
     last_block_parts: LAST_BLOCK_PARTS,
     parts: Some(PartSize::Split),
+    has_panels: false,
 };
 
 proptest! {
@@ -27,6 +28,7 @@ proptest! {
         last_block_parts in 0usize..17,
         parts in prop::sample::select(vec![None, Some(PartSize::Split), Some(PartSize::Group), Some(PartSize::All)]),
         running in 1usize..40,
+        has_panels in any::<bool>(),
     ) {
         let mut segments = Vec::new();
         let mut row = 0;
@@ -35,27 +37,28 @@ proptest! {
             row += rows;
         }
         let starts = vec![0; lens.len()];
-        let limits = Limits { max_parts, min_runs, last_block_parts, parts, running: [running; 3], ..NO_LIMITS };
+        let running = [running; WIDTHS];
+        let limits = Limits { max_parts, min_runs, last_block_parts, parts, running, has_panels, ..NO_LIMITS };
         let key = TilingKey { group, window, limits };
         let tiling = Tiling::new(&segments, &starts, &OwnBlocks::default(), key);
         let Tiling { tiles, work, tile_of, chunks } = tiling;
         let (mut next_query, mut next_work) = (0, 0);
         for chunk in &chunks {
-            let [narrow, pair, wide] = chunk.work.clone();
-            prop_assert_eq!((chunk.queries.start, narrow.start), (next_query, next_work));
-            prop_assert_eq!((narrow.end, pair.end), (pair.start, wide.start));
-            (next_query, next_work) = (chunk.queries.end, wide.end);
+            prop_assert_eq!((chunk.queries.start, chunk.work[0].start), (next_query, next_work));
+            prop_assert!(chunk.work.windows(2).all(|two| two[0].end == two[1].start));
+            (next_query, next_work) = (chunk.queries.end, chunk.work[PANELS].end);
             let mut seen = vec![false; chunk.num_parts];
             let mut in_chunk = std::collections::BTreeMap::new();
             let real = |which: &Range<usize>| work[which.clone()].iter().filter(|work| work.split != NO_SPLIT).count();
-            for (work, width) in [(&narrow, 0), (&pair, 1), (&wide, 2)]
-                .into_iter()
-                .flat_map(|(range, width)| work[range.clone()].iter().map(move |work| (work, width)))
+            for (work, width) in chunk.work.iter().enumerate()
+                .flat_map(|(width, range)| work[range.clone()].iter().map(move |work| (work, width)))
                 .filter(|(work, _)| work.split != NO_SPLIT)
             {
                 let tile = &tiles[work.tile as usize];
                 *in_chunk.entry(work.tile).or_insert(0) += 1;
-                prop_assert_eq!(usize::from(tile.num_queries > 16) + usize::from(tile.num_queries > 32), width);
+                let widths = [16, 32, 64].iter().filter(|queries| tile.num_queries > **queries);
+                prop_assert_eq!(widths.count(), width);
+                prop_assert!(width < PANELS || (has_panels && tile.part_splits != 1));
                 prop_assert!(work.split < work.end_split);
                 prop_assert!(tile.part_splits == 0 || work.end_split - work.split <= 8);
                 prop_assert!(chunk.queries.contains(&(tile.first_query as usize)));
@@ -64,7 +67,7 @@ proptest! {
                 // The parts that this block alone writes: those of all its splits.
                 let (of_part, first) = (tile.part_splits as usize, tile.splits().start);
                 let parts = match of_part {
-                    0 => 0..splits.len().min(2),
+                    0 => 0..if width == PANELS { 0 } else { splits.len().min(2) },
                     _ => splits.start / of_part - first / of_part..splits.end.div_ceil(of_part) - first / of_part,
                 };
                 prop_assert!(of_part != 0 || splits == tile.splits());
@@ -77,11 +80,12 @@ proptest! {
             }
             prop_assert!(seen.iter().all(|seen| *seen));
             prop_assert!(chunk.num_parts <= max_parts || in_chunk.len() == 1);
-            prop_assert!([&narrow, &pair, &wide].iter().all(|range| range.len() * 16 <= real(range) * 17));
+            prop_assert!(chunk.work.iter().all(|range| range.len() * 16 <= real(range) * 17));
             let (mut by_blocks, mut by_launch) = (0, 0);
             for (&tile, &runs) in &in_chunk {
                 let tile = &tiles[tile as usize];
-                let is_by_blocks = tile.part_splits == 0 || tile.merged_parts() <= last_block_parts;
+                let few = tile.width() < PANELS && tile.merged_parts() <= last_block_parts;
+                let is_by_blocks = tile.part_splits == 0 || few;
                 prop_assert_eq!(tile.num_runs, if is_by_blocks { runs } else { 0 });
                 let most = if is_by_blocks { &mut by_blocks } else { &mut by_launch };
                 *most = tile.merged_parts().max(*most);
@@ -202,11 +206,16 @@ proptest! {
 fn long_contexts_take_turns_in_half_a_gigabyte() {
     let layout = HeadLayout { num_heads: 32, num_kv_heads: 8, head_dim: 128 };
     let segment = Segment { rows: 0..512, start: 131_072 - 512, block_table: &[], tree: None };
-    let tiling = Tiling::new(&[segment], &[0], &OwnBlocks::default(), TilingKey::of(layout, None));
-    let most = tiling.chunks.iter().map(|chunk| chunk.num_parts).max().unwrap_or(0) * part_len(layout) * 4;
-    let bytes = partial_bytes(512, layout, 131_072);
-    println!("{} chunks, {most} bytes at most, {bytes} counted", tiling.chunks.len());
-    assert!(most <= bytes && bytes <= 1 << 30, "{most} of {bytes}");
+    for has_warpgroups in [false, true] {
+        let key = TilingKey::of(layout, None, has_warpgroups);
+        let tiling = Tiling::new(std::slice::from_ref(&segment), &[0], &OwnBlocks::default(), key);
+        let most =
+            tiling.chunks.iter().map(|chunk| chunk.num_parts).max().unwrap_or(0) * part_len(layout) * 4;
+        let bytes = partial_bytes(512, layout, 131_072);
+        println!("{} chunks, {most} bytes at most, {bytes} counted", tiling.chunks.len());
+        assert!(most <= bytes && bytes <= 1 << 30, "{most} of {bytes}");
+        assert!(tiling.tiles.iter().all(|tile| (tile.width() == PANELS) == has_warpgroups));
+    }
     assert_eq!(partial_bytes(3, layout, 300), 12 * 3 * 8 * 136 * 4);
 }
 
@@ -237,7 +246,7 @@ fn rows_of_a_tree_read_their_split_each() {
             let segment = Segment { rows: 0..12, start, block_table: &block_table, tree };
             let mut tables = block_table.clone();
             let own = OwnBlocks::new(std::slice::from_ref(&segment), &mut tables);
-            count_attention(&Tiling::new(&[segment], &[0], &own, TilingKey::of(layout, None)), layout)
+            count_attention(&Tiling::new(&[segment], &[0], &own, TilingKey::of(layout, None, true)), layout)
         };
         let tree = read(Some(TreeSegment { start, first: 0, parents: &parents }));
         let chain = read(None);
@@ -247,16 +256,16 @@ fn rows_of_a_tree_read_their_split_each() {
     }
 }
 
-/// Keys and values read for a prompt of 2,048 rows of an 8B model behind 32,768 tokens, compared with tiles of
-/// 16 queries, each of which reads all of them.
+/// Keys and values read for a prompt of 2,048 rows of an 8B model behind 32,768 tokens, compared with tiles
+/// of 16 queries, each of which reads all of them.
 #[test]
 fn a_long_prompt_reads_its_keys_a_quarter_as_often() {
     let layout = HeadLayout { num_heads: 32, num_kv_heads: 8, head_dim: 128 };
     let segment = Segment { rows: 0..2048, start: 32_768, block_table: &[], tree: None };
-    let limits = Limits::of(layout);
+    let limits = Limits::of(layout, false);
     let [wide, narrow] = [limits, Limits { max_parts: 0, ..limits }].map(|limits| {
         let own = OwnBlocks::default();
-        let key = TilingKey { limits, ..TilingKey::of(layout, None) };
+        let key = TilingKey { limits, ..TilingKey::of(layout, None, true) };
         count_attention(&Tiling::new(std::slice::from_ref(&segment), &[0], &own, key), layout)
     });
     println!("{wide:?}\n{narrow:?}");
@@ -264,12 +273,44 @@ fn a_long_prompt_reads_its_keys_a_quarter_as_often() {
     assert!(wide.bytes_read * 7 < narrow.bytes_read * 2, "{wide:?}, {narrow:?}");
 }
 
+/// Prompts of 8B in tiles of warpgroups and of warps: half the keys, and no partial results. Prompts that
+/// leave multiprocessors without work, verify rows, and rows of trees take other tiles.
+#[test]
+fn prompts_take_tiles_of_warpgroups() {
+    let layout = HeadLayout { num_heads: 32, num_kv_heads: 8, head_dim: 128 };
+    let parents = vec![0; 2048];
+    let count = |(sequences, rows): (usize, usize), start: u32, has_warpgroups: bool, is_tree: bool| {
+        let tree = is_tree.then_some(TreeSegment { start, first: 0, parents: &parents });
+        let segment = |i: usize| Segment { rows: i * rows..(i + 1) * rows, start, block_table: &[], tree };
+        let segments: Vec<Segment<'_>> = (0..sequences).map(segment).collect();
+        let key = TilingKey::of(layout, None, has_warpgroups);
+        count_attention(&Tiling::new(&segments, &vec![0; sequences], &OwnBlocks::default(), key), layout)
+    };
+    for start in [128, 8_192, 32_768] {
+        let [warps, panels] =
+            [false, true].map(|has_warpgroups| count((1, 2048), start, has_warpgroups, false));
+        println!("behind {start}\n{warps:?}\n{panels:?}");
+        assert_eq!(panels.blocks, [0, 0, 0, 64 * 8]);
+        assert_eq!([panels.written_parts, panels.folded_parts, panels.merged_parts], [0; 3]);
+        let keys = |counts: &AttentionCounts| counts.key_blocks.iter().sum::<usize>();
+        // The first 64 of 128 queries, 16 rows, do without the last block of keys in a tile of their own.
+        assert_eq!(keys(&panels) * 2 - keys(&warps), 64 * 8);
+    }
+    let panels = |shape, start| count(shape, start, true, false).blocks[PANELS];
+    // The last 32 queries of 1,000 rows take another tile; 64 rows have enough blocks behind a long context
+    // only.
+    assert_eq!(panels((2, 1000), 0), 2 * 31 * 8);
+    assert_eq!([0, 8_192].map(|start| panels((1, 64), start)), [0, 2 * 9 * 8]);
+    assert_eq!(panels((32, 5), 8_192), 0);
+    assert_eq!(count((1, 2048), 8_192, true, true).blocks[PANELS], 0);
+}
+
 /// Bytes of partial results of a layer of 8B, written, added to and merged, compared with a partial result of
 /// every split: prompts of 2,048 rows, verify rows of 32 sequences, and a row, which has no work for fewer.
 #[test]
 fn prompts_write_few_partial_results() {
     let layout = HeadLayout { num_heads: 32, num_kv_heads: 8, head_dim: 128 };
-    let serving = Limits::of(layout);
+    let serving = Limits::of(layout, false);
     for (sequences, rows, start, times) in [
         (1, 2048, 128, 5),
         (1, 2048, 8_192, 7),
@@ -283,7 +324,7 @@ fn prompts_write_few_partial_results() {
             |i: usize| Segment { rows: i * rows..(i + 1) * rows, start, block_table: &[], tree: None };
         let segments: Vec<Segment<'_>> = (0..sequences).map(segment).collect();
         let count = |parts| {
-            let key = TilingKey { limits: Limits { parts, ..serving }, ..TilingKey::of(layout, None) };
+            let key = TilingKey { limits: Limits { parts, ..serving }, ..TilingKey::of(layout, None, true) };
             let tiling = Tiling::new(&segments, &vec![0; sequences], &OwnBlocks::default(), key);
             let counted = count_attention(&tiling, layout);
             let most = tiling.chunks.iter().map(|chunk| chunk.num_parts).max().unwrap_or(0);
