@@ -2,9 +2,11 @@
 //! calls the same operations in the same order. The others detect a missing rank (`rank_barrier`), so every
 //! wait ends.
 
+mod across_nodes;
 mod rank_barrier;
 mod shared_memory;
 
+pub(crate) use across_nodes::across_nodes;
 pub(crate) use rank_barrier::RankBarrier;
 pub(crate) use shared_memory::shared_memory;
 

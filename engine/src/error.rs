@@ -170,6 +170,17 @@ pub enum EngineError {
         /// Panic message, failure or timeout of the rank.
         reason: String,
     },
+    /// Nodes of one model do not fit together.
+    #[error("{0}")]
+    BadNode(String),
+    /// Another node of the same model failed to do its part.
+    #[error("node {node}: {reason}")]
+    NodeFailed {
+        /// Number of the node.
+        node: usize,
+        /// Its own error, or how it was lost.
+        reason: String,
+    },
 }
 
 impl EngineError {

@@ -45,6 +45,11 @@ impl Engine {
         &self.info
     }
 
+    /// Runs this process's ranks.
+    pub(crate) fn runner_mut(&mut self) -> &mut dyn Runner {
+        self.runner.as_mut()
+    }
+
     /// Opens an empty sequence.
     pub fn open(&mut self) -> SlotId {
         self.blocks.open()

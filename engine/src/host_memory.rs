@@ -9,14 +9,15 @@ use crate::model_shape::ModelShape;
 use crate::system_memory::free_bytes;
 use crate::weights::{Formats, LinearFormat};
 
-/// Refuses a model whose weights need more memory than is free, and warns if its KV does not fit beside them:
+/// Refuses a model whose weights, an equal part of them on each of `nodes`, need more memory than is free, and warns if its KV does not fit beside them:
 /// that memory is taken as sequences grow. Accepts any model if the system does not report free memory.
 pub(crate) fn check_fits(
     config: &ModelConfig,
     formats: Formats,
     kv_memory_bytes: u64,
+    nodes: usize,
 ) -> Result<(), EngineError> {
-    let (weights, free) = (weight_bytes(config, formats), free_bytes());
+    let (weights, free) = (weight_bytes(config, formats) / nodes as u64, free_bytes());
     fits(weights, free)?;
     if fits(weights.saturating_add(kv_memory_bytes), free).is_err() {
         tracing::warn!(

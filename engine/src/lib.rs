@@ -5,7 +5,7 @@
 //! Reading order, which is the order of a forward: [`Engine`] checks a batch and reserves its KV blocks
 //! (`handle`, `block_manager`, `forward_batch`). Every `rank` (one, or a `rank_group` of several, each with
 //! its `shard` of the model) runs `llama` from top to bottom on a `backend`. Ranks add up their partial
-//! results with a `collective`. The CPU backend is `host`; its arithmetic is the crate `cpu_kernels`. Loading
+//! results with a `collective`; `nodes` are processes that hold ranks of one model. The CPU backend is `host`; its arithmetic is the crate `cpu_kernels`. Loading
 //! comes before that: `model_config` and `rope` parse config.json, `weights` reads the tensors, `ballast`
 //! enlarges both if asked to, and `host_memory` checks that the weights fit in memory. [`oracle`] is the
 //! reference for tests: it computes the same numbers in the slowest and plainest way.
@@ -35,6 +35,7 @@ mod model_name;
 mod model_settings;
 mod model_shape;
 mod multiply_probe;
+mod nodes;
 mod numerics_id;
 mod options;
 pub mod oracle;
@@ -60,6 +61,7 @@ pub use model_name::model_name;
 pub use model_settings::{ModelSettings, ScaledRope};
 pub use model_shape::{ModelShape, Projection};
 pub use multiply_probe::multiply_adds_per_second;
+pub use nodes::{Follower, NodeLink, NodePeer, Nodes};
 pub use options::{EngineInfo, EngineStats, LoadOptions, SequenceRows, SlotId, TreeRows, WeightFormat};
 pub use oracle::Oracle;
 pub use read_probe::ReadProbe;

@@ -8,12 +8,13 @@ use cpu_kernels::{BLOCK_SIZE, Cpu, KERNEL_CLASS, KvShape};
 
 use crate::EngineError;
 use crate::backend::Backend;
-use crate::collective::{Collective, RankBarrier, SingleRank, shared_memory};
+use crate::collective::{Collective, RankBarrier, SingleRank, across_nodes, shared_memory};
 use crate::host::HostRows;
 use crate::host_memory::check_fits;
 use crate::kv_limits::{KvSize, check_kv};
 use crate::llama::Llama;
 use crate::model_config::ModelConfig;
+use crate::nodes::{Nodes, Sizes, ranks_of_node, remote_runners, shards_of_node};
 use crate::numerics_id::NumericsClass;
 use crate::options::LoadOptions;
 use crate::rank::{Rank, Runner, SingleRankRunner, on_threads};
@@ -48,38 +49,56 @@ pub(crate) struct Loaded {
     pub(crate) kv_blocks: u32,
 }
 
-/// Loads all ranks of a model into this process.
+/// Loads all ranks of a model into this process, or with `nodes` those of this node.
 pub(crate) fn load_on_cpu(
     options: &LoadOptions,
     source: &dyn TensorSource,
     model: ModelSpec,
+    nodes: Option<&Arc<Nodes>>,
 ) -> Result<Loaded, EngineError> {
-    let ranks = options.tensor_parallel;
+    let ranks = ranks_per_node(options, nodes.map_or(1, |nodes| nodes.count()))?;
     let kv_size = KvSize::new(options, None);
-    check_kv_options(kv_size, options, &model, ranks)?;
-    check_fits(&model.config, model.formats, options.kv_memory_bytes)?;
-    let barrier = Arc::new(RankBarrier::new(ranks, WATCHDOG));
-    let ends: Vec<Box<dyn Collective<HostRows>>> = match ranks {
-        1 => vec![Box::new(SingleRank)],
-        ranks => shared_memory(ranks, &barrier),
+    check_kv_options(kv_size, options, &model, (ranks, nodes.map(Arc::as_ref)))?;
+    check_fits(
+        &model.config,
+        model.formats,
+        options.kv_memory_bytes,
+        nodes.map_or(1, |nodes| nodes.count()),
+    )?;
+    let of_node = ranks_of_node(ranks, nodes.map(Arc::as_ref));
+    let barrier = Arc::new(RankBarrier::of_node(of_node, WATCHDOG));
+    let ends: Vec<Box<dyn Collective<HostRows>>> = match (nodes, ranks) {
+        (Some(nodes), ranks) => across_nodes(nodes, ranks, &barrier),
+        (None, 1) => vec![Box::new(SingleRank)],
+        (None, ranks) => shared_memory(ranks, &barrier),
     };
     let mut members = Vec::new();
     for end in ends {
         members.push((Cpu::new((options.threads / ranks).max(1))?, end));
     }
     let numerics = NumericsClass { kernel_class: KERNEL_CLASS, device_class: "cpu" };
-    load_ranks(ConnectedRanks { members, barrier, numerics, kv_size }, options, source, model)
+    load_ranks(ConnectedRanks { members, barrier, numerics, kv_size }, nodes, options, source, model)
 }
 
-/// Refuses a model that cannot be split over this many ranks, and KV options that do not suit it. Reads no
+/// Number of CPU ranks of a node.
+fn ranks_per_node(options: &LoadOptions, nodes: usize) -> Result<usize, EngineError> {
+    let ranks = options.tensor_parallel;
+    if ranks.is_multiple_of(nodes) {
+        return Ok(ranks / nodes);
+    }
+    let reason = format!("expected a multiple of {nodes}, the number of nodes");
+    Err(EngineError::BadOption { option: "tensor_parallel", value: ranks.to_string(), reason })
+}
+
+/// Refuses a model that cannot be split over this many ranks per node, and KV options that do not suit it. Reads no
 /// weights and uses no device.
 pub(crate) fn check_kv_options(
     kv_size: KvSize,
     options: &LoadOptions,
     model: &ModelSpec,
-    ranks: usize,
+    (ranks, nodes): (usize, Option<&Nodes>),
 ) -> Result<(), EngineError> {
-    let shards = Shard::all(ranks, &model.config)?;
+    let shards = shards_of_node(ranks, nodes, &model.config)?;
     let block_bytes = shards.iter().map(|shard| kv_block_bytes(*shard, model)).sum();
     check_kv(kv_size, options, &model.config, block_bytes)
 }
@@ -101,12 +120,13 @@ pub(crate) struct ConnectedRanks<B: Backend> {
 /// Loads a model onto backends, one rank each. Ranks load in parallel if each has its own memory.
 pub(crate) fn load_ranks<B: Backend + 'static>(
     ranks: ConnectedRanks<B>,
+    nodes: Option<&Arc<Nodes>>,
     options: &LoadOptions,
     source: &dyn TensorSource,
     model: ModelSpec,
 ) -> Result<Loaded, EngineError> {
     let ConnectedRanks { members, barrier, numerics, kv_size } = ranks;
-    let shards = Shard::all(members.len(), &model.config)?;
+    let shards = shards_of_node(members.len(), nodes.map(Arc::as_ref), &model.config)?;
     let backends: Vec<&B> = members.iter().map(|(backend, _)| backend).collect();
     let models = load_shards(&backends, &shards, source, &model)?;
     let weight_bytes = models.iter().zip(&backends).map(|(part, backend)| part.weight_bytes(backend)).sum();
@@ -119,15 +139,23 @@ pub(crate) fn load_ranks<B: Backend + 'static>(
             fewest_kv_blocks(utilization, ranks, options, &model)?
         }
     };
-    let mut runners: Vec<Box<dyn Runner>> = Vec::new();
+    let table_bytes = table_bytes::<B>(&model, &shards);
+    let sizes = Sizes { kv_blocks, weight_bytes, table_bytes, block_bytes }.agree(nodes.map(Arc::as_ref))?;
+    let mut runners: Vec<(usize, Box<dyn Runner>)> = Vec::new();
     for ((shard, part), (backend, end)) in shards.iter().zip(models).zip(members) {
-        let kv = backend.new_kv(kv_shape(*shard, &model.config), model.formats.kv(), kv_blocks);
+        let kv = backend.new_kv(kv_shape(*shard, &model.config), model.formats.kv(), sizes.kv_blocks);
         let kv = kv.map_err(|error| kv_size.failed_to_allocate(error, shard.rank))?;
         backend.warn_of_workspace(&model.config, *shard, max_len(options, &model))?;
-        runners.push(Box::new(Rank::new(backend, end, part, kv, shard.rank)));
+        runners.push((shard.rank, Box::new(Rank::new(backend, end, part, kv, shard.rank))));
+    }
+    if let Some(nodes) = nodes {
+        runners.extend(remote_runners(nodes, shards.len(), &barrier));
     }
     let runner: Box<dyn Runner> = match runners.len() {
-        1 => Box::new(SingleRankRunner::new(runners.remove(0))),
+        1 => {
+            let (rank, runner) = runners.remove(0);
+            Box::new(SingleRankRunner::new(rank, runner))
+        }
         _ => Box::new(RankGroup::start(runners, barrier)?),
     };
     Ok(Loaded {
@@ -135,11 +163,11 @@ pub(crate) fn load_ranks<B: Backend + 'static>(
         runner,
         draws: B::DRAWS,
         trees: B::TREES,
-        weight_bytes,
-        table_bytes: table_bytes::<B>(&model, shards.len()),
-        kv_bytes_per_token: block_bytes / BLOCK_SIZE as u64,
+        weight_bytes: sizes.weight_bytes,
+        table_bytes: sizes.table_bytes,
+        kv_bytes_per_token: sizes.block_bytes / BLOCK_SIZE as u64,
         kv_size,
-        kv_blocks,
+        kv_blocks: sizes.kv_blocks,
     })
 }
 
@@ -175,13 +203,13 @@ fn kv_block_bytes(shard: Shard, model: &ModelSpec) -> u64 {
     (kv_shape(shard, &model.config).block_len() * model.formats.kv().size()) as u64
 }
 
-/// Bytes of the embedding tables that are not vocabulary projections at the same time, over all ranks.
-fn table_bytes<B: Backend>(model: &ModelSpec, ranks: usize) -> u64 {
+/// Bytes of the embedding tables of these ranks that are not vocabulary projections at the same time.
+fn table_bytes<B: Backend>(model: &ModelSpec, shards: &[Shard]) -> u64 {
     let ModelSpec { config, formats } = model;
-    let tables = match ranks {
-        1 if config.tie_word_embeddings && formats.ties() => 0,
+    let tables = match shards {
+        [shard] if !shard.is_split() && config.tie_word_embeddings && formats.ties() => 0,
         _ if B::SHARES_TABLES => 1,
-        ranks => ranks,
+        shards => shards.len(),
     };
     (tables * config.vocab_size * config.hidden_size * formats.embedding.size()) as u64
 }

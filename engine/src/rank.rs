@@ -139,23 +139,25 @@ impl<B: Backend> Runner for Rank<B> {
     }
 }
 
-/// A single rank. A panic on any of its threads is returned as an error, and every later call fails: its KV
+/// The only rank of a process. A panic on any of its threads is returned as an error, and every later call fails: its KV
 /// may be partially written.
 pub(crate) struct SingleRankRunner {
+    rank: usize,
     runner: Box<dyn Runner>,
     lost: Option<String>,
 }
 
 impl SingleRankRunner {
-    pub(crate) fn new(runner: Box<dyn Runner>) -> Self {
-        Self { runner, lost: None }
+    pub(crate) fn new(rank: usize, runner: Box<dyn Runner>) -> Self {
+        Self { rank, runner, lost: None }
     }
 
     fn guard<R>(
         &mut self,
         run: impl FnOnce(&mut dyn Runner) -> Result<R, EngineError>,
     ) -> Result<R, EngineError> {
-        let lost = |reason| EngineError::RankLost { rank: 0, reason };
+        let rank = self.rank;
+        let lost = |reason| EngineError::RankLost { rank, reason };
         if let Some(reason) = &self.lost {
             return Err(lost(reason.clone()));
         }
@@ -267,7 +269,7 @@ mod tests {
     #[test]
     fn a_panic_on_any_thread_fails_this_and_all_later_calls() {
         for threads in [1, 4] {
-            let mut rank = SingleRankRunner::new(Box::new(Faulty(Threads::new(threads).unwrap(), 2)));
+            let mut rank = SingleRankRunner::new(0, Box::new(Faulty(Threads::new(threads).unwrap(), 2)));
             let rows = ReservedRows {
                 token_ids: &[1],
                 start: 0,

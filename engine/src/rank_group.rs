@@ -1,5 +1,5 @@
 //! Several ranks, one thread each, driven as one [`Runner`]. Every rank receives every command in the same
-//! order. If a rank panics or hangs, the whole group fails: callers get an error with the rank's number, and
+//! order. All ranks of another node take one thread, which sends them the commands ([`crate::Nodes`]). If a rank panics or hangs, the whole group fails: callers get an error with the rank's number, and
 //! every later call fails too.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -57,6 +57,8 @@ impl OwnedRows {
 
 /// A rank's thread. It ends when this is dropped and its current command is done.
 struct RankThread {
+    /// Number of the rank, or of the first one of another node.
+    rank: usize,
     /// Number of compute threads of the rank, this one included.
     num_threads: usize,
     commands: SyncSender<Command>,
@@ -72,21 +74,24 @@ pub(crate) struct RankGroup {
 }
 
 impl RankGroup {
-    /// Starts a thread for each rank. `barrier` is the barrier of their collective.
-    pub(crate) fn start(ranks: Vec<Box<dyn Runner>>, barrier: Arc<RankBarrier>) -> Result<Self, EngineError> {
-        let start = |(rank, runner): (usize, Box<dyn Runner>)| {
+    /// Starts a thread for each rank, given with its number. `barrier` is the barrier of their collective.
+    pub(crate) fn start(
+        ranks: Vec<(usize, Box<dyn Runner>)>,
+        barrier: Arc<RankBarrier>,
+    ) -> Result<Self, EngineError> {
+        let start = |(position, (rank, runner)): (usize, (usize, Box<dyn Runner>))| {
             let (commands, inbox) = sync_channel(1);
             let (outbox, replies) = sync_channel(1);
             let num_threads = runner.num_threads();
             let barrier = Arc::clone(&barrier);
             std::thread::Builder::new()
                 .name(format!("rank-{rank}"))
-                .spawn(move || run_rank(rank, runner, &barrier, (&inbox, &outbox)))
+                .spawn(move || run_rank((position, rank), runner, &barrier, (&inbox, &outbox)))
                 .map_err(|error| {
                     let reason = format!("its thread failed to start: {error}");
                     EngineError::RankLost { rank, reason }
                 })?;
-            Ok(RankThread { num_threads, commands, replies })
+            Ok(RankThread { rank, num_threads, commands, replies })
         };
         let ranks = ranks.into_iter().enumerate().map(start).collect::<Result<_, EngineError>>()?;
         Ok(Self { ranks, barrier, num_blocks: 0 })
@@ -95,14 +100,14 @@ impl RankGroup {
     /// Sends the command to every rank and returns the first rank's reply.
     fn run(&self, command: &Command) -> Result<RankOutput, EngineError> {
         self.barrier.check()?;
-        for (rank, thread) in self.ranks.iter().enumerate() {
+        for thread in &self.ranks {
             if thread.commands.send(command.clone()).is_err() {
-                self.barrier.mark_lost(rank, "its thread exited".to_owned());
+                self.barrier.mark_lost(thread.rank, "its thread exited".to_owned());
             }
         }
         let mut replies = Vec::with_capacity(self.ranks.len());
-        for (rank, thread) in self.ranks.iter().enumerate() {
-            replies.push(self.receive_reply(rank, thread)?);
+        for thread in &self.ranks {
+            replies.push(self.receive_reply(thread)?);
         }
         let mut replies = replies.into_iter();
         let first = replies.next().unwrap_or_else(|| Ok(RankOutput::default()))?;
@@ -111,12 +116,9 @@ impl RankGroup {
     }
 
     /// Waits for a rank's reply. Times out when no rank makes progress for the watchdog timeout.
-    fn receive_reply(
-        &self,
-        rank: usize,
-        thread: &RankThread,
-    ) -> Result<Result<RankOutput, EngineError>, EngineError> {
-        let (mut generation, mut since) = (self.barrier.generation(), Instant::now());
+    fn receive_reply(&self, thread: &RankThread) -> Result<Result<RankOutput, EngineError>, EngineError> {
+        let rank = thread.rank;
+        let (mut progress, mut since) = (self.barrier.progress(), Instant::now());
         loop {
             match thread.replies.recv_timeout(POLL_INTERVAL) {
                 Ok(reply) => return Ok(reply),
@@ -124,9 +126,9 @@ impl RankGroup {
                     self.barrier.mark_lost(rank, "its thread exited".to_owned());
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    let now = self.barrier.generation();
-                    if now != generation {
-                        (generation, since) = (now, Instant::now());
+                    let now = self.barrier.progress();
+                    if now != progress {
+                        (progress, since) = (now, Instant::now());
                     } else if since.elapsed() > self.barrier.watchdog() {
                         let reason = format!("it made no progress for {:?}", self.barrier.watchdog());
                         self.barrier.mark_lost(rank, reason);
@@ -184,13 +186,13 @@ impl Runner for RankGroup {
 
 /// Loop of a rank's thread.
 fn run_rank(
-    rank: usize,
+    (position, rank): (usize, usize),
     mut runner: Box<dyn Runner>,
     barrier: &RankBarrier,
     (inbox, outbox): (&Receiver<Command>, &SyncSender<Result<RankOutput, EngineError>>),
 ) {
     while let Ok(command) = inbox.recv() {
-        let reply = catch_unwind(AssertUnwindSafe(|| execute(rank, runner.as_mut(), &command)))
+        let reply = catch_unwind(AssertUnwindSafe(|| execute(position, runner.as_mut(), &command)))
             .unwrap_or_else(|panic| {
                 barrier.mark_lost(rank, panic_message(panic.as_ref()));
                 barrier.check().map(|()| RankOutput::default())
@@ -205,12 +207,12 @@ fn run_rank(
     }
 }
 
-fn execute(rank: usize, runner: &mut dyn Runner, command: &Command) -> Result<RankOutput, EngineError> {
+fn execute(position: usize, runner: &mut dyn Runner, command: &Command) -> Result<RankOutput, EngineError> {
     match command {
         Command::GrowKv(num_blocks) => runner.grow_kv(*num_blocks).map(|()| RankOutput::default()),
         Command::CopyBlock(from, to) => runner.copy_block(*from, *to).map(|()| RankOutput::default()),
         Command::CopyTokens(copies) => runner.copy_tokens(copies).map(|()| RankOutput::default()),
-        Command::Pin(cores) => runner.pin(&cores[rank]).map(|()| RankOutput::default()),
+        Command::Pin(cores) => runner.pin(&cores[position]).map(|()| RankOutput::default()),
         Command::Forward(batch) => {
             let (rows, draws) = batch.as_ref();
             let rows: Vec<ReservedRows<'_>> = rows.iter().map(OwnedRows::borrowed).collect();
@@ -283,7 +285,7 @@ mod tests {
         let barrier = Arc::new(RankBarrier::new(ranks, Duration::from_secs(watchdog)));
         let runner = |(rank, end)| {
             let fault = fault.and_then(|(at_rank, at, panics)| (at_rank == rank).then_some((at, panics)));
-            Box::new(Fake { end, rank, fault, num_grown: Arc::clone(num_grown) }) as Box<dyn Runner>
+            (rank, Box::new(Fake { end, rank, fault, num_grown: Arc::clone(num_grown) }) as Box<dyn Runner>)
         };
         let runners = shared_memory(ranks, &barrier).into_iter().enumerate().map(runner).collect();
         RankGroup::start(runners, barrier).unwrap()

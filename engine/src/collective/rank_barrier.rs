@@ -1,6 +1,7 @@
 //! A barrier for ranks that detects a missing rank. A rank that is lost (it panicked, or did not arrive
 //! within the watchdog timeout) stays lost, and every later wait fails with its number.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,9 +13,13 @@ use crate::EngineError;
 /// A barrier that can fail. Shared by all ranks and the thread that drives them.
 #[derive(Debug)]
 pub(crate) struct RankBarrier {
+    /// Number of the first rank; ranks of other nodes do not come to this barrier.
+    first: usize,
     watchdog: Duration,
-    /// Number of completed barriers and other signs of progress.
+    /// Number of completed barriers.
     generation: AtomicU64,
+    /// Number of other signs of progress.
+    other_progress: AtomicU64,
     /// How long a rank spins before it blocks: a peer with the same work is a few microseconds late.
     spin_policy: SpinPolicy,
     state: Mutex<State>,
@@ -29,14 +34,26 @@ struct State {
 
 impl RankBarrier {
     pub(crate) fn new(ranks: usize, watchdog: Duration) -> Self {
-        let state = Mutex::new(State { arrived: vec![false; ranks], lost: None });
+        Self::of_node(0..ranks, watchdog)
+    }
+
+    /// The barrier of the ranks of one node.
+    pub(crate) fn of_node(ranks: Range<usize>, watchdog: Duration) -> Self {
+        let state = Mutex::new(State { arrived: vec![false; ranks.len()], lost: None });
         Self {
+            first: ranks.start,
             watchdog,
             generation: AtomicU64::new(0),
+            other_progress: AtomicU64::new(0),
             spin_policy: SpinPolicy::default(),
             state,
             changed: Condvar::new(),
         }
+    }
+
+    /// Number of the first rank of this node.
+    pub(crate) fn first(&self) -> usize {
+        self.first
     }
 
     /// Maximum time that a rank may be missing.
@@ -44,12 +61,16 @@ impl RankBarrier {
         self.watchdog
     }
 
-    /// Grows with every completed barrier, which shows that ranks make progress.
-    pub(crate) fn generation(&self) -> u64 {
+    /// Grows with every completed barrier, and with [`RankBarrier::record_progress`].
+    pub(crate) fn progress(&self) -> u64 {
+        self.generation() + self.other_progress.load(Ordering::Acquire)
+    }
+
+    fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Marks a rank as permanently lost. The first reason recorded is kept.
+    /// Marks a rank, of any node, as permanently lost. The first reason recorded is kept.
     pub(crate) fn mark_lost(&self, rank: usize, reason: String) {
         self.lock().lost.get_or_insert((rank, reason));
         self.changed.notify_all();
@@ -62,7 +83,7 @@ impl RankBarrier {
 
     /// Records progress of ranks that synchronise elsewhere.
     pub(crate) fn record_progress(&self) {
-        self.generation.fetch_add(1, Ordering::Release);
+        self.other_progress.fetch_add(1, Ordering::Release);
     }
 
     /// Waits until every rank has arrived.
@@ -71,7 +92,7 @@ impl RankBarrier {
         {
             let mut state = self.lock();
             lost(&state)?;
-            state.arrived[rank] = true;
+            state.arrived[rank - self.first] = true;
             if state.arrived.iter().all(|arrived| *arrived) {
                 state.arrived.fill(false);
                 self.generation.fetch_add(1, Ordering::Release);
@@ -93,7 +114,7 @@ impl RankBarrier {
             lost(&state)?;
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let missing = state.arrived.iter().position(|arrived| !arrived).unwrap_or(0);
+                let missing = state.arrived.iter().position(|arrived| !arrived).unwrap_or(0) + self.first;
                 let reason = format!("it did not reach the barrier within {:?}", self.watchdog);
                 state.lost = Some((missing, reason));
                 self.changed.notify_all();

@@ -24,6 +24,7 @@ struct SharedState {
 
 #[derive(Debug)]
 struct SharedMemory {
+    /// Counted from the first rank of this process.
     rank: usize,
     shared: Arc<SharedState>,
 }
@@ -51,7 +52,7 @@ impl Collective<HostRows> for SharedMemory {
             sums.clear();
             sums.extend(self.stripe(self.rank, parts[0].len()).map(|i| tree_sum_over_ranks(&parts, i)));
         }
-        self.shared.barrier.wait(self.rank)?;
+        self.wait()?;
         for (rank, sums) in self.shared.stripes.iter().enumerate() {
             let stripe = self.stripe(rank, rows.len());
             rows[stripe].copy_from_slice(&read(sums));
@@ -73,7 +74,7 @@ impl Collective<HostRows> for SharedMemory {
                 }
             }
         }
-        self.shared.barrier.wait(self.rank)
+        self.wait()
     }
 }
 
@@ -82,7 +83,12 @@ impl SharedMemory {
     /// afterwards.
     fn publish(&self, rows: &mut HostRows) -> Result<(), EngineError> {
         std::mem::swap(&mut *write(&self.shared.published[self.rank]), rows);
-        self.shared.barrier.wait(self.rank)
+        self.wait()
+    }
+
+    fn wait(&self) -> Result<(), EngineError> {
+        let barrier = &self.shared.barrier;
+        barrier.wait(barrier.first() + self.rank)
     }
 
     fn stripe(&self, rank: usize, len: usize) -> Range<usize> {
@@ -92,7 +98,7 @@ impl SharedMemory {
 }
 
 /// Sum over ranks of element `i`, neighbouring ranks first.
-fn tree_sum_over_ranks(parts: &[&[f32]], i: usize) -> f32 {
+pub(super) fn tree_sum_over_ranks(parts: &[&[f32]], i: usize) -> f32 {
     let mut sums = [0.0; NUM_SLICES];
     let mut left = parts.len();
     for (sum, part) in sums.iter_mut().zip(parts) {

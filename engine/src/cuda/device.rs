@@ -176,6 +176,11 @@ impl CudaDevice {
         })
     }
 
+    /// The device's context, which libraries use on the thread that it is bound to.
+    pub(super) fn context(&self) -> Arc<CudaContext> {
+        Arc::clone(&self.context)
+    }
+
     /// The device's number in the driver.
     pub(super) fn ordinal(&self) -> usize {
         self.ordinal

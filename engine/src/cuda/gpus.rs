@@ -1,5 +1,5 @@
 //! Loads a model onto the GPUs of this machine: onto one GPU, or onto several that NCCL connects, with one
-//! rank and one thread per GPU.
+//! rank and one thread per GPU. The ranks of several nodes are one NCCL communicator.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,14 +7,15 @@ use std::sync::Arc;
 use super::device::CudaDevice;
 use super::numerics::Numerics;
 use super::ranks::{
-    Exchange, NcclLibrary, RankMember, Ranks, SumPhases, check_loadable, connect, exchange_once, load_on,
-    use_peers,
+    Exchange, NcclLibrary, RankMember, Ranks, SumPhases, check_loadable, connect, connect_nodes,
+    exchange_once, load_on_node, use_peers,
 };
 use super::warm_up::warm_up;
 use crate::EngineError;
 use crate::collective::RankBarrier;
 use crate::load::{Loaded, WATCHDOG};
 use crate::model_config::ModelConfig;
+use crate::nodes::{Nodes, ranks_of_node};
 use crate::options::LoadOptions;
 use crate::shard::Shard;
 use crate::weights::{ModelSpec, TensorSource};
@@ -69,15 +70,18 @@ pub(crate) fn load_on_gpus(
     options: &LoadOptions,
     source: &dyn TensorSource,
     model: ModelSpec,
-    gpus: &GpuOptions,
+    (gpus, nodes): (&GpuOptions, Option<&Arc<Nodes>>),
 ) -> Result<Loaded, EngineError> {
     let ordinals = gpus.ordinals.as_slice();
     // First whatever needs no device: it is refused before minutes of compiling, connecting and loading.
-    check_ranks(options, &model.config, ordinals)?;
-    check_loadable(options, &model, (ordinals.len(), gpus.memory_utilization))?;
-    let barrier = Arc::new(RankBarrier::new(ordinals.len(), WATCHDOG));
+    let node = nodes.map(Arc::as_ref);
+    check_ranks(options, &model.config, ordinals, node)?;
+    check_peer_sums(gpus, node)?;
+    check_loadable(options, &model, (ordinals.len(), gpus.memory_utilization), node)?;
+    let barrier = Arc::new(RankBarrier::of_node(ranks_of_node(ordinals.len(), node), WATCHDOG));
     // For the same reason before the devices are opened.
-    let library = (ordinals.len() > 1).then(NcclLibrary::load).transpose()?;
+    let is_split = ordinals.len() > 1 || nodes.is_some();
+    let library = is_split.then(NcclLibrary::load).transpose()?;
     let open = |&ordinal| CudaDevice::open(ordinal, gpus.kernels.as_deref());
     let mut devices = ordinals.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     if gpus.clusters {
@@ -88,7 +92,7 @@ pub(crate) fn load_on_gpus(
     }
     if let Some(rows) = gpus.cublaslt_min_rows {
         devices.iter_mut().try_for_each(|device| device.use_cublaslt(rows))?;
-        if devices.len() > 1 {
+        if is_split {
             warm_up(&mut devices, &model)?;
         }
     }
@@ -97,7 +101,11 @@ pub(crate) fn load_on_gpus(
         None => devices.into_iter().map(|device| (device, None)).collect(),
         Some(library) => {
             tracing::info!(version = library.version, gpus = ordinals.len(), "nccl connects the ranks");
-            let mut ends = connect(&mut devices, &Arc::new(library), &barrier)?;
+            let library = Arc::new(library);
+            let mut ends = match node {
+                None => connect(&mut devices, &library, &barrier)?,
+                Some(nodes) => connect_nodes(&mut devices, &library, &barrier, nodes)?,
+            };
             if gpus.peer_sums {
                 let are_used = use_peers(&mut devices, &mut ends, &barrier)?;
                 tracing::info!(are_used, "short sums over peer pointers");
@@ -109,7 +117,8 @@ pub(crate) fn load_on_gpus(
     };
     let memory_utilization = gpus.memory_utilization;
     let phases = SumPhases::BY_SIZE;
-    load_on(Ranks { members, barrier, memory_utilization, numerics, phases }, options, source, model)
+    let ranks = Ranks { members, barrier, memory_utilization, numerics, phases };
+    load_on_node(ranks, nodes, options, source, model)
 }
 
 /// The kernel and device class that determine the bits of results.
@@ -118,12 +127,27 @@ fn numerics_of(devices: &[CudaDevice]) -> Numerics {
     Numerics::of_devices(&capabilities, devices[0].library_version())
 }
 
-/// Checks that a model can be split over these devices: one rank per device, each device once.
-fn check_ranks(options: &LoadOptions, config: &ModelConfig, ordinals: &[usize]) -> Result<(), EngineError> {
+/// Peer pointers do not reach the GPUs of other nodes.
+fn check_peer_sums(gpus: &GpuOptions, nodes: Option<&Nodes>) -> Result<(), EngineError> {
+    if gpus.peer_sums && nodes.is_some() {
+        let reason = "gpus do not access the memory of other nodes: leave these sums to NCCL".to_owned();
+        return Err(EngineError::BadOption { option: "peer_sums", value: "true".to_owned(), reason });
+    }
+    Ok(())
+}
+
+/// Checks that a model can be split over these devices, the same number on each node: one rank per device, each
+/// device once.
+fn check_ranks(
+    options: &LoadOptions,
+    config: &ModelConfig,
+    ordinals: &[usize],
+    nodes: Option<&Nodes>,
+) -> Result<(), EngineError> {
     let refuse = |value: usize, reason: String| {
         Err(EngineError::BadOption { option: "tensor_parallel", value: value.to_string(), reason })
     };
-    let gpus = ordinals.len();
+    let gpus = ordinals.len() * nodes.map_or(1, Nodes::count);
     if options.tensor_parallel != 1 && options.tensor_parallel != gpus {
         return refuse(
             options.tensor_parallel,
@@ -131,7 +155,7 @@ fn check_ranks(options: &LoadOptions, config: &ModelConfig, ordinals: &[usize]) 
         );
     }
     if let Some(twice) = ordinals.iter().enumerate().find(|(i, gpu)| ordinals[..*i].contains(gpu)) {
-        return refuse(gpus, format!("cuda:{} is named twice, expected every gpu once", twice.1));
+        return refuse(ordinals.len(), format!("cuda:{} is named twice, expected every gpu once", twice.1));
     }
     Shard::all(gpus, config).map(drop)
 }
@@ -163,7 +187,7 @@ mod tests {
             config.head_dim = head_dim;
             let model = ModelSpec { config, formats: Formats::resolve(weights, MatrixFormat::Bf16) };
             let gpus = GpuOptions::for_devices(ordinals);
-            let loaded = load_on_gpus(&options(1), &RandomTensors { seed: 1 }, model, &gpus);
+            let loaded = load_on_gpus(&options(1), &RandomTensors { seed: 1 }, model, (&gpus, None));
             loaded.map(drop).unwrap_err().to_string()
         };
         for ordinals in [&[0][..], &[0, 1]] {
@@ -182,7 +206,7 @@ mod tests {
     fn gpus_are_counted_and_named_once() {
         let config = crate::model_config::tests::tiny();
         let check = |ranks, ordinals: &[usize]| {
-            check_ranks(&options(ranks), &config, ordinals).map_err(|error| error.to_string())
+            check_ranks(&options(ranks), &config, ordinals, None).map_err(|error| error.to_string())
         };
         assert_eq!(check(1, &[3]), Ok(()));
         for (ranks, ordinals, says) in [

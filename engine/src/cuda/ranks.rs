@@ -5,7 +5,8 @@
 //! reads the partial sums of all ranks and adds them in the same order, so the result does not depend on the
 //! number of ranks. Of a large sum each rank adds only its share, and the shares are gathered (`shares`),
 //! which sends fewer bytes. An [`Exchange`] puts the parts where a rank can read them: `nccl` between GPUs,
-//! `on_device` if all ranks share one memory. Short sums may be one kernel that also moves the parts
+//! `on_device` if all ranks share one memory. With several nodes these are the ranks of one node; NCCL also
+//! reaches those of the others. Short sums may be one kernel that also moves the parts
 //! (`peers`).
 
 mod communicator;
@@ -23,7 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) use first_exchange::exchange_once;
 pub(crate) use library::NcclLibrary;
-pub(crate) use nccl::{NcclExchange, connect};
+pub(crate) use nccl::{NcclExchange, connect, connect_nodes};
 pub(crate) use on_device::on_device;
 pub(crate) use peers::use_peers;
 pub(crate) use shares::SumPhases;
@@ -38,6 +39,7 @@ use crate::EngineError;
 use crate::collective::{Collective, RankBarrier, SingleRank};
 use crate::kv_limits::KvSize;
 use crate::load::{ConnectedRanks, Loaded, check_kv_options, load_ranks};
+use crate::nodes::{Nodes, shards_of_node};
 use crate::options::LoadOptions;
 use crate::shard::Shard;
 use crate::weights::{ModelSpec, TensorSource};
@@ -236,9 +238,10 @@ pub(crate) fn check_loadable(
     options: &LoadOptions,
     model: &ModelSpec,
     (ranks, memory_utilization): (usize, Option<f32>),
+    nodes: Option<&Nodes>,
 ) -> Result<(), EngineError> {
     super::backend::check_model(model)?;
-    check_kv_options(KvSize::new(options, memory_utilization), options, model, ranks)
+    check_kv_options(KvSize::new(options, memory_utilization), options, model, (ranks, nodes))
 }
 
 /// Loads a model onto one executor per rank, after [`check_loadable`].
@@ -251,19 +254,35 @@ pub(crate) fn load_on<E>(
 where
     E: Executor<Memory: Send + Sync> + Send + 'static,
 {
+    load_on_node(ranks, None, options, source, model)
+}
+
+/// Loads a model onto one executor per rank, after [`check_loadable`]; with `nodes` the ranks of this node.
+pub(crate) fn load_on_node<E>(
+    ranks: Ranks<E>,
+    nodes: Option<&Arc<Nodes>>,
+    options: &LoadOptions,
+    source: &dyn TensorSource,
+    model: ModelSpec,
+) -> Result<Loaded, EngineError>
+where
+    E: Executor<Memory: Send + Sync> + Send + 'static,
+{
     let Ranks { members, barrier, memory_utilization, numerics, phases } = ranks;
-    let ranks = members.len();
-    check_loadable(options, &model, (ranks, memory_utilization))?;
-    let with_collective = |(rank, (executor, exchange)): (usize, RankMember<E>)| {
+    let node = nodes.map(Arc::as_ref);
+    check_loadable(options, &model, (members.len(), memory_utilization), node)?;
+    let shards = shards_of_node(members.len(), node, &model.config)?;
+    let with_collective = |(shard, (executor, exchange)): (Shard, RankMember<E>)| {
         let gpu = Gpu::new(executor);
-        gpu.add_tilings(&model.config, Shard { rank, ranks });
+        gpu.add_tilings(&model.config, shard);
+        let of = (shard.rank, shard.ranks);
         let end: Box<dyn Collective<GpuRows<E::Memory>>> = match exchange {
             None => Box::new(SingleRank),
-            Some(exchange) => Box::new(GpuRank::new(gpu.share_state(), exchange, (rank, ranks), phases)),
+            Some(exchange) => Box::new(GpuRank::new(gpu.share_state(), exchange, of, phases)),
         };
         (gpu, end)
     };
-    let members = members.into_iter().enumerate().map(with_collective).collect();
+    let members = shards.into_iter().zip(members).map(with_collective).collect();
     let (numerics, kv_size) = (numerics.names(), KvSize::new(options, memory_utilization));
-    load_ranks(ConnectedRanks { members, barrier, numerics, kv_size }, options, source, model)
+    load_ranks(ConnectedRanks { members, barrier, numerics, kv_size }, nodes, options, source, model)
 }

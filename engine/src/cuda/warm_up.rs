@@ -129,7 +129,7 @@ mod tests {
         let mut matrices = Vec::new();
         let mut engine = Engine::random_by(&options, 7, |source, model| {
             matrices = library_matrices(&model, Shard { rank: 0, ranks: 1 });
-            load_on_gpus(&options, source, model, &gpus)
+            load_on_gpus(&options, source, model, (&gpus, None))
         })
         .unwrap();
         assert_eq!(take_counts(), (vec![], 0), "no other rank could wait");
@@ -160,7 +160,7 @@ mod tests {
             for shard in Shard::all(2, &model.config).unwrap() {
                 matrices.extend(library_matrices(&model, shard).into_iter().take(4));
             }
-            load_on_gpus(&options, source, model, &gpus)
+            load_on_gpus(&options, source, model, (&gpus, None))
         };
         drop(Engine::random_by(&options, 7, load).unwrap());
         let (planned, computed) = take_counts();

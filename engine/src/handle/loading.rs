@@ -2,6 +2,7 @@
 //! a configuration.
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use cpu_kernels::{BLOCK_SIZE, MatrixFormat, Threads};
 
@@ -15,6 +16,7 @@ use crate::load::{Loaded, MAX_THREADS, load_on_cpu};
 use crate::model_config::fields::read_file;
 use crate::model_config::{CONFIG_FILE, ModelConfig};
 use crate::model_name::model_name;
+use crate::nodes::{Follower, Nodes};
 use crate::numerics_id::{NumericsClass, NumericsParts};
 use crate::options::{EngineInfo, EngineStats, LoadOptions};
 use crate::weights::{Checkpoint, Formats, ModelSpec, RandomTensors, TensorSource};
@@ -23,13 +25,13 @@ impl Engine {
     /// Loads a checkpoint into memory, converted or quantized if the requested format differs from the stored
     /// one. Reads every byte twice, the second time for [`EngineInfo::numerics_id`]. Nothing is read later.
     pub fn load(options: &LoadOptions) -> Result<Engine, EngineError> {
-        Self::load_by(options, |source, model| load_on_cpu(options, source, model))
+        Self::load_by(options, |source, model| load_on_cpu(options, source, model, None))
     }
 
     /// Loads a checkpoint onto GPUs of this machine, one rank each. Each GPU allocates its part of the whole
     /// KV cache.
     pub fn load_on_cuda(options: &LoadOptions, gpus: &GpuOptions) -> Result<Engine, EngineError> {
-        Self::load_by(options, |source, model| load_on_gpus(options, source, model, gpus))
+        Self::load_by(options, |source, model| load_on_gpus(options, source, model, (gpus, None)))
     }
 
     /// Loads a checkpoint enlarged by about `parameters` weights that change no token (see `ballast`), on the
@@ -41,9 +43,40 @@ impl Engine {
         gpus: Option<&GpuOptions>,
     ) -> Result<Engine, EngineError> {
         Self::load_with_ballast_by(options, parameters, |source, model| match gpus {
-            Some(gpus) => load_on_gpus(options, source, model, gpus),
-            None => load_on_cpu(options, source, model),
+            Some(gpus) => load_on_gpus(options, source, model, (gpus, None)),
+            None => load_on_cpu(options, source, model, None),
         })
+    }
+
+    /// Like [`Engine::load_with_ballast`], for the leader of several nodes, each of which loads its own ranks.
+    /// `tensor_parallel` counts the ranks of all nodes. KV memory is this node's; the node with memory for the
+    /// fewest blocks determines their number.
+    pub fn load_on_nodes(
+        options: &LoadOptions,
+        parameters: u64,
+        gpus: Option<&GpuOptions>,
+        nodes: Nodes,
+    ) -> Result<Engine, EngineError> {
+        assert!(nodes.is_leader(), "the other nodes follow");
+        Self::load_part(options, parameters, gpus, &Arc::new(nodes))
+    }
+
+    /// Loads the ranks of a node. A failure on any node fails all of them.
+    fn load_part(
+        options: &LoadOptions,
+        parameters: u64,
+        gpus: Option<&GpuOptions>,
+        nodes: &Arc<Nodes>,
+    ) -> Result<Engine, EngineError> {
+        let load = |source: &dyn TensorSource, model| match gpus {
+            Some(gpus) => load_on_gpus(options, source, model, (gpus, Some(nodes))),
+            None => load_on_cpu(options, source, model, Some(nodes)),
+        };
+        let loaded = Self::load_with_ballast_by(options, parameters, load).and_then(|engine| {
+            nodes.agree_on_numerics(&engine.info.numerics_id)?;
+            Ok(engine)
+        });
+        loaded.inspect_err(|error| nodes.report_failure(error))
     }
 
     /// Loads a checkpoint with a function that puts its weights on a device.
@@ -87,7 +120,7 @@ impl Engine {
     /// config.json. The same seed gives the same model in every format; "as stored" is bf16. For measuring
     /// speed; its text is noise.
     pub fn random(options: &LoadOptions, seed: u64) -> Result<Engine, EngineError> {
-        Self::random_by(options, seed, |source, model| load_on_cpu(options, source, model))
+        Self::random_by(options, seed, |source, model| load_on_cpu(options, source, model, None))
     }
 
     /// Creates a model with random weights on GPUs.
@@ -96,7 +129,7 @@ impl Engine {
         seed: u64,
         gpus: &GpuOptions,
     ) -> Result<Engine, EngineError> {
-        Self::random_by(options, seed, |source, model| load_on_gpus(options, source, model, gpus))
+        Self::random_by(options, seed, |source, model| load_on_gpus(options, source, model, (gpus, None)))
     }
 
     /// Creates a model with random weights with a function that puts them on a device.
@@ -178,6 +211,21 @@ impl Engine {
             numerics_id = info.numerics_id,
             "model loaded"
         );
+    }
+}
+
+impl Follower {
+    /// Loads the ranks of a node other than the leader, see [`Engine::load_on_nodes`].
+    pub fn load(
+        options: &LoadOptions,
+        parameters: u64,
+        gpus: Option<&GpuOptions>,
+        nodes: Nodes,
+    ) -> Result<Follower, EngineError> {
+        assert!(!nodes.is_leader(), "the leader has the engine");
+        let nodes = Arc::new(nodes);
+        let engine = Engine::load_part(options, parameters, gpus, &nodes)?;
+        Ok(Follower::new(engine, nodes))
     }
 }
 

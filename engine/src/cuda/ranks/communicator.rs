@@ -34,7 +34,7 @@ unsafe impl Send for Pointer {}
 
 impl Communicator {
     /// # Safety
-    /// `comm` came from this library's `init_all` and is used nowhere else.
+    /// `comm` came from this library's `init_all` or `init_ranks` and is used nowhere else.
     pub(super) unsafe fn new(library: Arc<NcclLibrary>, comm: ncclComm_t, barrier: Arc<RankBarrier>) -> Self {
         Self { library, comm: Mutex::new(Some(Pointer(comm))), barrier, stop: OnceLock::new() }
     }

@@ -1,7 +1,7 @@
-//! The first exchange between ranks on GPUs, while a model is loaded. The library connects two ranks, and
-//! allocates device memory for it, when they first exchange something. Done here, that memory counts as used
-//! when the KV cache is sized, and GPUs that do not reach each other, or receive numbers that were not sent,
-//! fail the start instead of a request.
+//! The first exchange between ranks on GPUs, also of several nodes, while a model is loaded. The library
+//! connects two ranks, and allocates device memory for it, when they first exchange something. Done here, that
+//! memory counts as used when the KV cache is sized, and GPUs that do not reach each other, or receive numbers
+//! that were not sent, fail the start instead of a request.
 
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -32,9 +32,10 @@ pub(crate) fn exchange_once(
     ends: Vec<NcclExchange>,
     barrier: &Arc<RankBarrier>,
 ) -> Result<Vec<(CudaDevice, NcclExchange)>, EngineError> {
-    let ranks = devices.len();
-    let (outbox, inbox) = sync_channel(ranks);
-    for (rank, (device, end)) in devices.into_iter().zip(ends).enumerate() {
+    let (first, count) = (barrier.first(), devices.len());
+    let (outbox, inbox) = sync_channel(count);
+    for (device, end) in devices.into_iter().zip(ends) {
+        let (rank, ranks) = end.place();
         let (mut member, outbox) = (Member { rank, end, device }, outbox.clone());
         let ranks_barrier = Arc::clone(barrier);
         let run = move || {
@@ -49,12 +50,12 @@ pub(crate) fn exchange_once(
         })?;
     }
     drop(outbox);
-    let mut members: Vec<Member> = Vec::with_capacity(ranks);
-    while members.len() < ranks {
+    let mut members: Vec<Member> = Vec::with_capacity(count);
+    while members.len() < count {
         // Longer than a member's own wait for its device, whose error says more.
         let Ok(member) = inbox.recv_timeout(2 * barrier.watchdog()) else {
             let is_missing = |rank: &usize| members.iter().all(|member| member.rank != *rank);
-            let missing = (0..ranks).find(is_missing).unwrap_or(0);
+            let missing = (first..first + count).find(is_missing).unwrap_or(first);
             barrier.mark_lost(missing, "its first exchange did not end".to_owned());
             break;
         };
@@ -88,7 +89,7 @@ impl Member {
             })?;
             device.wait()?;
             if has_read && arrived.read(device, 0..expected.len())? != expected {
-                let reason = "a gpu received other numbers than were sent to it: gpus of this machine do not \
+                let reason = "a gpu received other numbers than were sent to it: gpus of a machine do not \
                               read each other's memory correctly, NCCL_P2P_DISABLE=1 avoids that";
                 return Err(CudaError::RankFailure { reason: reason.to_owned() }.into());
             }

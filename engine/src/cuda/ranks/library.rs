@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t};
+use cudarc::driver::CudaContext;
+use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclUniqueId};
 use libloading::Library;
 
 use crate::cuda::CudaError;
-use crate::cuda::functions::function_table;
+use crate::cuda::device::refused;
+use crate::cuda::functions::{function, function_table};
 
 /// File names of the library: the runtime package's, then the developer package's.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
@@ -28,6 +30,12 @@ type Data = *const c_void;
 type DataMut = *mut c_void;
 type Stream = *mut c_void;
 type Results = c_int;
+
+/// An id by which ranks of several processes find each other.
+pub(super) type UniqueId = [u8; 128];
+
+type GetUniqueId = unsafe extern "C" fn(*mut ncclUniqueId) -> Results;
+type CommInitRank = unsafe extern "C" fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int) -> Results;
 
 /// The other rank, the address of the numbers here, and their count.
 pub(super) type Message = (usize, u64, usize);
@@ -86,17 +94,88 @@ impl NcclLibrary {
         ordinals: &[c_int],
         limit: Duration,
     ) -> Result<Vec<ncclComm_t>, CudaError> {
-        let failed = |reason: String| CudaError::Nccl { action: "ncclCommInitAll", reason };
-        let (library, ordinals) = (Arc::clone(self), ordinals.to_vec());
+        let ordinals = ordinals.to_vec();
+        self.init_within("ncclCommInitAll", limit, move |library| library.init_all_now(&ordinals))
+    }
+
+    /// Makes a communicator for each device of this process, given by its context: ranks from `first` on, of
+    /// `ranks` in all. The processes of all ranks call this with the same id. Returns an error after `limit`,
+    /// as [`NcclLibrary::init_all`] does.
+    pub(super) fn init_ranks(
+        self: &Arc<Self>,
+        contexts: Vec<Arc<CudaContext>>,
+        (first, ranks): (usize, usize),
+        id: UniqueId,
+        limit: Duration,
+    ) -> Result<Vec<ncclComm_t>, CudaError> {
+        let init = move |library: &Self| library.init_ranks_now(&contexts, (first, ranks), id);
+        self.init_within("ncclCommInitRank", limit, init)
+    }
+
+    /// Makes an id by which ranks of several processes find each other: it contains an address of this host.
+    pub(super) fn unique_id(&self) -> Result<UniqueId, CudaError> {
+        let mut id = ncclUniqueId { internal: [0; 128] };
+        // SAFETY: the function's signature in nccl.h.
+        let get_unique_id = unsafe { self.optional::<GetUniqueId>("ncclGetUniqueId")? };
+        // SAFETY: writes one id.
+        self.check("ncclGetUniqueId", unsafe { get_unique_id(&raw mut id) })?;
+        Ok(id.internal.map(|byte| byte.to_ne_bytes()[0]))
+    }
+
+    /// A function that only ranks of several processes need.
+    ///
+    /// # Safety
+    /// `T` is the type of the function with this name.
+    unsafe fn optional<T: Copy>(&self, name: &'static str) -> Result<T, CudaError> {
+        // SAFETY: this function's contract.
+        let found = unsafe { function(&self._library, name) };
+        found
+            .map_err(|error| CudaError::Nccl { action: name, reason: format!("function not found: {error}") })
+    }
+
+    /// Makes communicators on a thread of its own.
+    fn init_within(
+        self: &Arc<Self>,
+        action: &'static str,
+        limit: Duration,
+        init: impl FnOnce(&Self) -> Result<Comms, CudaError> + Send + 'static,
+    ) -> Result<Vec<ncclComm_t>, CudaError> {
+        let failed = |reason: String| CudaError::Nccl { action, reason };
+        let library = Arc::clone(self);
         let (outbox, inbox) = sync_channel(1);
         // Sending fails if it is too late: then nobody needs the communicators.
-        let run = move || drop(outbox.send(library.init_all_now(&ordinals)));
+        let run = move || drop(outbox.send(init(&library)));
         let started = std::thread::Builder::new().name("nccl-connect".to_owned()).spawn(run);
         started.map_err(|error| failed(format!("its thread failed to start: {error}")))?;
         let advice = "NCCL_DEBUG=INFO logs what it waits for";
         let late = || failed(format!("the gpus were not connected within {limit:?}: {advice}"));
         let made = inbox.recv_timeout(limit).map_err(|_| late())?;
         made.map(|Comms(comms)| comms)
+    }
+
+    fn init_ranks_now(
+        &self,
+        contexts: &[Arc<CudaContext>],
+        (first, ranks): (usize, usize),
+        id: UniqueId,
+    ) -> Result<Comms, CudaError> {
+        let action = "ncclCommInitRank";
+        let number = |rank: usize| c_int::try_from(rank).expect("ranks are few");
+        let id = ncclUniqueId { internal: id.map(|byte| c_char::from_ne_bytes([byte])) };
+        // SAFETY: the function's signature in nccl.h.
+        let init_rank = unsafe { self.optional::<CommInitRank>(action)? };
+        let mut comms = vec![std::ptr::null_mut(); contexts.len()];
+        // SAFETY: takes no arguments; the group ends below on every path.
+        self.check("ncclGroupStart", unsafe { (self.group_start)() })?;
+        let begun = contexts.iter().zip(&mut comms).zip(first..).try_for_each(|((context, comm), rank)| {
+            // The library uses the device of the calling thread.
+            context.bind_to_thread().map_err(refused("bind its context to a thread"))?;
+            // SAFETY: one communicator is written, at the latest when the group ends.
+            self.check(action, unsafe { init_rank(comm, number(ranks), id, number(rank)) })
+        });
+        // SAFETY: ends the group above.
+        let ended = self.check("ncclGroupEnd", unsafe { (self.group_end)() });
+        begun.and(ended).map(|()| Comms(comms))
     }
 
     fn init_all_now(&self, ordinals: &[c_int]) -> Result<Comms, CudaError> {
@@ -110,7 +189,7 @@ impl NcclLibrary {
     /// Destroys a communicator and ends the kernels of its device that wait for other ranks.
     ///
     /// # Safety
-    /// `comm` came from [`NcclLibrary::init_all`] and is not used after this.
+    /// `comm` came from [`NcclLibrary::init_all`] or [`NcclLibrary::init_ranks`] and is not used after this.
     pub(super) unsafe fn abort(&self, comm: ncclComm_t) {
         // SAFETY: this function's contract. The result is ignored: the communicator is destroyed either way.
         let _result = unsafe { (self.comm_abort)(comm) };
@@ -119,7 +198,7 @@ impl NcclLibrary {
     /// Returns an error if the communicator has failed on this rank or on a connected one.
     ///
     /// # Safety
-    /// `comm` came from [`NcclLibrary::init_all`] and was not aborted.
+    /// `comm` came from [`NcclLibrary::init_all`] or [`NcclLibrary::init_ranks`] and was not aborted.
     pub(super) unsafe fn fault(&self, comm: ncclComm_t) -> Result<(), CudaError> {
         let mut result = SUCCESS;
         // SAFETY: this function's contract; one number is written.

@@ -1,4 +1,4 @@
-//! Ranks on GPUs of one node: NCCL moves the parts in stream order, and a kernel adds them. `ncclAllReduce`
+//! Ranks on GPUs of one node or of several: NCCL moves the parts in stream order, and a kernel adds them. `ncclAllReduce`
 //! is not used: the order in which it adds depends on the number of ranks and on the size (docs/adr/0027).
 
 #[cfg(test)]
@@ -8,6 +8,8 @@ mod tests;
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::nccl::sys::ncclComm_t;
 
 use super::communicator::Communicator;
 use super::library::{CONNECT_LIMIT, Message, NcclLibrary};
@@ -19,6 +21,7 @@ use crate::cuda::CudaError;
 use crate::cuda::device::{CudaDevice, CudaMemory};
 use crate::cuda::executor::Tensor;
 use crate::cuda::ops::ensure_capacity;
+use crate::nodes::Nodes;
 
 /// The exchange of one rank.
 #[derive(Debug)]
@@ -39,15 +42,52 @@ pub(crate) fn connect(
     library: &Arc<NcclLibrary>,
     barrier: &Arc<RankBarrier>,
 ) -> Result<Vec<NcclExchange>, EngineError> {
-    for device in devices.iter() {
-        let others = devices.iter().map(CudaDevice::ordinal).filter(|&other| other != device.ordinal());
-        others.into_iter().try_for_each(|other| device.share_memory_with(other))?;
-    }
+    share_memory(devices)?;
     let ordinals: Vec<c_int> = devices.iter().map(|device| device.ordinal() as c_int).collect();
     let comms = library.init_all(&ordinals, CONNECT_LIMIT)?;
     let ranks = devices.len();
+    Ok(ends_of(comms, devices, library, barrier, ranks))
+}
+
+/// Connects the devices of this node with each other and with those of the other nodes. The leader makes the
+/// id by which ranks find each other.
+pub(crate) fn connect_nodes(
+    devices: &mut [CudaDevice],
+    library: &Arc<NcclLibrary>,
+    barrier: &Arc<RankBarrier>,
+    nodes: &Nodes,
+) -> Result<Vec<NcclExchange>, EngineError> {
+    share_memory(devices)?;
+    let own = if nodes.is_leader() { library.unique_id()?.to_vec() } else { Vec::new() };
+    let id = nodes.share_from_leader(own)?.try_into().map_err(|_| {
+        let reason = "the id that node 0 sent has another length".to_owned();
+        CudaError::Nccl { action: "ncclCommInitRank", reason }
+    })?;
+    let contexts = devices.iter().map(CudaDevice::context).collect();
+    let ranks = devices.len() * nodes.count();
+    let comms = library.init_ranks(contexts, (barrier.first(), ranks), id, CONNECT_LIMIT)?;
+    Ok(ends_of(comms, devices, library, barrier, ranks))
+}
+
+/// Lets the devices of this process access each other's memory.
+fn share_memory(devices: &[CudaDevice]) -> Result<(), CudaError> {
+    for device in devices {
+        let others = devices.iter().map(CudaDevice::ordinal).filter(|&other| other != device.ordinal());
+        others.into_iter().try_for_each(|other| device.share_memory_with(other))?;
+    }
+    Ok(())
+}
+
+/// One end per communicator of this process, out of `ranks` in all.
+fn ends_of(
+    comms: Vec<ncclComm_t>,
+    devices: &mut [CudaDevice],
+    library: &Arc<NcclLibrary>,
+    barrier: &Arc<RankBarrier>,
+    ranks: usize,
+) -> Vec<NcclExchange> {
     let mut ends = Vec::new();
-    for ((rank, comm), device) in comms.into_iter().enumerate().zip(devices) {
+    for ((rank, comm), device) in (barrier.first()..).zip(comms).zip(devices) {
         // SAFETY: just created, and not shared.
         let communicator = unsafe { Communicator::new(Arc::clone(library), comm, Arc::clone(barrier)) };
         let communicator = Arc::new(communicator);
@@ -61,7 +101,7 @@ pub(crate) fn connect(
             peers: None,
         });
     }
-    Ok(ends)
+    ends
 }
 
 impl Drop for NcclExchange {
@@ -144,6 +184,11 @@ impl Exchange<CudaDevice> for NcclExchange {
 }
 
 impl NcclExchange {
+    /// The number of this rank, and the number of all ranks.
+    pub(super) fn place(&self) -> (usize, usize) {
+        (self.rank, self.ranks)
+    }
+
     pub(super) fn communicator(&self) -> &Arc<Communicator> {
         &self.communicator
     }
