@@ -41,6 +41,18 @@ impl WeightFormat {
             _ => None,
         }
     }
+
+    /// The format's user-facing name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AsStored => "auto",
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Fp8 => "fp8",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        }
+    }
 }
 
 /// How to load a model.

@@ -6,6 +6,7 @@
 
 mod config;
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
@@ -73,8 +74,8 @@ where
     let (ended, lame_duck) = tokio::select! {
         biased;
         // A signal to stop during the start aborts it.
-        cause = stop_requested(&mut signals, config.exit_on_stdin_close) => {
-            tracing::info!(cause, lame_duck = ?config.lame_duck, "stopping: requests in flight may finish");
+        cause = stop_requested(&mut signals, config.exit_on_stdin_close, &lifetime) => {
+            tracing::info!(%cause, lame_duck = ?config.lame_duck, "stopping: requests in flight may finish");
             (Ok(ExitCode::SUCCESS), config.lame_duck)
         }
         // Without this task the process would look alive and do nothing.
@@ -131,12 +132,18 @@ async fn start_and_watch(
 }
 
 /// Returns why the process is to stop.
-async fn stop_requested(signals: &mut TerminationSignals, on_stdin_close: bool) -> &'static str {
+async fn stop_requested(
+    signals: &mut TerminationSignals,
+    on_stdin_close: bool,
+    lifetime: &Lifetime,
+) -> Cow<'static, str> {
     tokio::select! {
         biased;
-        signal = signals.next() => signal,
+        signal = signals.next() => signal.into(),
         // The parent has ended.
-        () = stdin_closed(), if on_stdin_close => "stdin was closed",
+        () = stdin_closed(), if on_stdin_close => "stdin was closed".into(),
+        // A task knows that the process is not needed any more.
+        reason = lifetime.stop_requested() => reason.into(),
     }
 }
 

@@ -1,15 +1,21 @@
-//! Settings of the target worker: those common to all workers, with different default ports.
+//! Settings of the target worker: those common to all workers, with different default ports, and those of
+//! several nodes.
 
 use clap::Parser;
 use serde::{Deserialize, Serialize};
 use service::config::{Faults, RawConfig};
+use worker::compute_device::ComputeDevice;
 use worker::config::{DefaultPorts, RawWorker, WorkerConfig, WorkerFlags};
+
+use crate::nodes::config::{NodesConfig, NodesFlags, RawNodes};
 
 const EXAMPLES: &str = "\
 Examples:
   outrider-target-worker --model models/qwen3-32b --device cuda:0,1 --insecure \\
       --discovery etcd://10.0.0.5:2379/outrider \\
       --listen 0.0.0.0:8110 --advertise http://10.0.0.11:8110
+  outrider-target-worker --model models/llama-70b --device cuda:0,1 --nnodes 2 --node-rank 0 \
+      --dist-init-addr 10.0.0.11:7070    # and with --node-rank 1 on the other host
   outrider-target-worker --model models/demo/target --weights int8 --threads 8 --kv-memory 4GiB \\
       --discovery static:workers.toml";
 
@@ -24,6 +30,10 @@ pub struct Flags {
     #[serde(flatten)]
     #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
     pub worker: WorkerFlags,
+    #[command(flatten)]
+    #[serde(flatten)]
+    #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
+    pub nodes: NodesFlags,
 }
 
 /// Unvalidated settings.
@@ -31,21 +41,50 @@ pub struct Flags {
 pub struct RawTarget {
     #[serde(flatten)]
     worker: RawWorker,
+    #[serde(flatten)]
+    nodes: RawNodes,
+}
+
+/// Validated settings.
+#[derive(Debug, Clone)]
+pub struct TargetConfig {
+    /// Those common to all workers.
+    pub worker: WorkerConfig,
+    /// Those of several nodes; `None`: this process has the whole model.
+    pub nodes: Option<NodesConfig>,
 }
 
 impl Default for RawTarget {
     fn default() -> Self {
-        Self { worker: RawWorker::new(DefaultPorts { listen: 8110, admin: 8111 }) }
+        let worker = RawWorker::new(DefaultPorts { listen: 8110, admin: 8111 });
+        Self { worker, nodes: RawNodes::default() }
     }
 }
 
 impl RawConfig for RawTarget {
-    type Config = WorkerConfig;
+    type Config = TargetConfig;
 
-    fn validate(self, faults: &mut Faults) -> Option<WorkerConfig> {
-        if self.worker.needs_model() {
-            faults.require("model", self.worker.model());
+    fn validate(self, faults: &mut Faults) -> Option<TargetConfig> {
+        let Self { worker, nodes } = self;
+        if worker.needs_model() {
+            faults.require("model", worker.model());
         }
-        self.worker.validate(faults)
+        let (count, given) = (nodes.count(), worker.tensor_parallel());
+        faults.check("nnodes", count < 2 || worker.needs_model(), || {
+            "a synthetic engine has no ranks: remove --nnodes".to_owned()
+        });
+        if let Some(ranks) = given {
+            faults.check("tensor_parallel", count == 0 || ranks.is_multiple_of(count), || {
+                format!("{ranks} ranks cannot be shared by --nnodes {count}: give a multiple of that")
+            });
+        }
+        let is_insecure = worker.is_insecure();
+        let worker = worker.validate(faults);
+        let nodes = nodes.validate(is_insecure, faults);
+        let mut worker = worker?;
+        if matches!(worker.device, ComputeDevice::Cpu) && given.is_none() {
+            worker.tensor_parallel = count;
+        }
+        Some(TargetConfig { worker, nodes })
     }
 }

@@ -1,11 +1,13 @@
 //! The target worker: verifies drafts in one forward pass over all their rows, and draws every committed
 //! token itself.
 //!
-//! [`verify`] contains the role's logic; everything else is in the `worker` crate.
+//! [`verify`] contains the role's logic; [`nodes`] connects processes that share a model. Everything else is in
+//! the `worker` crate.
 
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod nodes;
 pub mod verify;
 
 use service::discovery::{self, Discovery};
@@ -15,13 +17,24 @@ use speculation::Role;
 use worker::config::WorkerConfig;
 use worker::serve::{Addresses, load, start};
 
-/// Loads the model and serves it; everything that it starts runs under `lifetime`.
-pub async fn serve(config: WorkerConfig, lifetime: Lifetime, health: Health) -> anyhow::Result<Addresses> {
-    let discovery = discovery::open(&config.process.discovery, &lifetime).await?;
-    serve_with(config, discovery.as_ref(), lifetime, health).await
+use crate::config::TargetConfig;
+
+/// Loads the model and serves it, or follows the node that does; everything that it starts runs under
+/// `lifetime`.
+pub async fn serve(config: TargetConfig, lifetime: Lifetime, health: Health) -> anyhow::Result<()> {
+    let TargetConfig { worker, nodes } = config;
+    if let Some(nodes) = nodes.clone().filter(|nodes| nodes.node > 0) {
+        return nodes::follow((worker, nodes), lifetime, health).await;
+    }
+    let discovery = discovery::open(&worker.process.discovery, &lifetime).await?;
+    match nodes {
+        Some(nodes) => nodes::lead((worker, nodes), discovery.as_ref(), lifetime, health).await?,
+        None => serve_with(worker, discovery.as_ref(), lifetime, health).await?,
+    };
+    Ok(())
 }
 
-/// Like [`serve`], with an open discovery.
+/// Loads the model into this process alone and serves it, with an open discovery.
 pub async fn serve_with(
     config: WorkerConfig,
     discovery: &dyn Discovery,

@@ -17,8 +17,8 @@ fn main() -> ExitCode {
         Ok(config) => config,
         Err(error) => return config::report(&error),
     };
-    let process = config.process.clone();
+    let process = config.worker.process.clone();
     service::process::run(DEVICE_THREADS, "outrider-target-worker", &process, |lifetime, health| async move {
-        target_worker::serve(config, lifetime, health).await.map(drop)
+        target_worker::serve(config, lifetime, health).await
     })
 }

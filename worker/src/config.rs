@@ -53,8 +53,8 @@ pub struct WorkerFlags {
     /// bf16), f32, bf16, fp8 (as stored in an FP8 checkpoint), or int8 or int4, quantized while loading
     #[arg(long, value_name = "FORMAT")]
     pub weights: Option<String>,
-    /// Number of tensor-parallel ranks: 1, 2, 4 or 8; on the CPU each rank is a thread with a share of
-    /// --threads
+    /// Number of tensor-parallel ranks, over all nodes: 1, 2, 4 or 8; on the CPU each rank is a thread with a
+    /// share of --threads [default: one for each GPU, or on the CPU for each node]
     #[arg(long, value_name = "N")]
     pub tensor_parallel: Option<usize>,
     /// KV cache memory limit, for example 2GiB, or 60% of the memory of the machine or container [default:
@@ -133,7 +133,7 @@ pub struct RawWorker {
     pin: bool,
     isa: Option<String>,
     weights: String,
-    tensor_parallel: usize,
+    tensor_parallel: Option<usize>,
     kv_memory: Option<String>,
     gpu_memory_utilization: Option<f32>,
     cuda_graphs: bool,
@@ -170,7 +170,7 @@ impl RawWorker {
             pin: false,
             isa: None,
             weights: "auto".to_owned(),
-            tensor_parallel: 1,
+            tensor_parallel: None,
             kv_memory: None,
             gpu_memory_utilization: None,
             cuda_graphs: false,
@@ -223,7 +223,7 @@ pub struct WorkerConfig {
     /// Approximate number of ballast parameters, which change no token; 0 except in demonstrations and
     /// benchmarks.
     pub ballast: u64,
-    /// Number of tensor-parallel ranks.
+    /// Number of tensor-parallel ranks; 1 also stands for one per GPU.
     pub tensor_parallel: usize,
     /// KV cache memory limit.
     pub kv_memory: MemoryLimit,

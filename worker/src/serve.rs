@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use engine::cuda::GpuOptions;
-use engine::{Engine, LoadOptions};
+use engine::{Engine, Follower, LoadOptions, Nodes};
 use proto::v1;
 use proto::v1::worker_server::WorkerServer;
 use scheduling::cost::StepTimes;
@@ -81,7 +81,36 @@ pub fn load<D: RoleLogic>(
     role: Role,
     role_logic: D,
 ) -> anyhow::Result<LoadedWorker<ModelExecutor<D>>> {
-    let LoadedModel { engine, assets, facts, cores } = load_model(config, role)?;
+    load_by(config, role, role_logic, None)
+}
+
+/// Like [`load`], for node 0 of several nodes ([`engine::Nodes`]).
+pub fn load_on_nodes<D: RoleLogic>(
+    config: &WorkerConfig,
+    role: Role,
+    role_logic: D,
+    nodes: Nodes,
+) -> anyhow::Result<LoadedWorker<ModelExecutor<D>>> {
+    load_by(config, role, role_logic, Some(nodes))
+}
+
+/// Loads the ranks of another node, and returns the cores that its compute threads are to be pinned to.
+pub fn load_follower(config: &WorkerConfig, nodes: Nodes) -> anyhow::Result<(Follower, Option<Vec<usize>>)> {
+    use_isa(config)?;
+    let (options, gpus) = load_options(config)?;
+    let loaded = Follower::load(&options, config.ballast, gpus.as_ref(), nodes);
+    let follower = loaded.with_context(|| format!("--device {}", config.device))?;
+    let cores = if config.pin { Some(cores_for(follower.num_threads())?) } else { None };
+    Ok((follower, cores))
+}
+
+fn load_by<D: RoleLogic>(
+    config: &WorkerConfig,
+    role: Role,
+    role_logic: D,
+    nodes: Option<Nodes>,
+) -> anyhow::Result<LoadedWorker<ModelExecutor<D>>> {
+    let LoadedModel { engine, assets, facts, cores } = load_model_on(config, role, nodes)?;
     let executor = ModelExecutor::new(engine, role, facts.vocab_size, config.max_batch_rows, role_logic)
         .with_grammars(grammars(&assets)?)
         .pinned_to(cores);
@@ -90,7 +119,11 @@ pub fn load<D: RoleLogic>(
 
 /// Loads the configured checkpoint.
 pub fn load_model(config: &WorkerConfig, role: Role) -> anyhow::Result<LoadedModel> {
-    let (mut engine, assets) = load_engine(config, role)?;
+    load_model_on(config, role, None)
+}
+
+fn load_model_on(config: &WorkerConfig, role: Role, nodes: Option<Nodes>) -> anyhow::Result<LoadedModel> {
+    let (mut engine, assets) = load_engine(config, role, nodes)?;
     let info = engine.info().clone();
     let StepProfile { step_times, batch_times } =
         if config.profile_steps { profile(&mut engine) } else { StepProfile::default() };
@@ -112,7 +145,7 @@ pub fn load_model(config: &WorkerConfig, role: Role) -> anyhow::Result<LoadedMod
         batch_times,
         cpu: if matches!(config.device, ComputeDevice::Cpu) { cpu_share(engine.num_threads()) } else { None },
     };
-    let cores = if config.pin { Some(cores_for(&engine)?) } else { None };
+    let cores = if config.pin { Some(cores_for(engine.num_threads())?) } else { None };
     Ok(LoadedModel { engine, assets, facts, cores })
 }
 
@@ -135,8 +168,8 @@ fn cpu_share(threads: usize) -> Option<v1::CpuShare> {
 }
 
 /// Cores for the compute threads, from those that this process may run on.
-fn cores_for(engine: &Engine) -> anyhow::Result<Vec<usize>> {
-    let (cores, threads) = (engine::allowed_cores()?, engine.num_threads());
+fn cores_for(threads: usize) -> anyhow::Result<Vec<usize>> {
+    let cores = engine::allowed_cores()?;
     anyhow::ensure!(
         threads <= cores.len(),
         "pin: {threads} threads need a core each, but this process may only use {}: lower --threads or set --pin false",
@@ -145,11 +178,39 @@ fn cores_for(engine: &Engine) -> anyhow::Result<Vec<usize>> {
     Ok(cores)
 }
 
-fn load_engine(config: &WorkerConfig, role: Role) -> anyhow::Result<(Engine, Assets)> {
-    if let Some(isa) = &config.isa {
-        engine::use_instruction_set(isa)?;
-    }
-    let model_dir = config.model.clone().context("no model was given: pass --model DIR")?;
+fn use_isa(config: &WorkerConfig) -> anyhow::Result<()> {
+    Ok(config.isa.as_deref().map_or(Ok(()), engine::use_instruction_set)?)
+}
+
+/// What the engine is loaded with; GPUs if it is not loaded onto the CPU.
+fn load_options(config: &WorkerConfig) -> anyhow::Result<(LoadOptions, Option<GpuOptions>)> {
+    let options = LoadOptions {
+        model_dir: config.model.clone().context("no model was given: pass --model DIR")?,
+        weights: config.weights,
+        threads: config.threads,
+        tensor_parallel: config.tensor_parallel,
+        kv_memory_bytes: config.kv_memory.bytes().map_err(|reason| anyhow::anyhow!("kv_memory: {reason}"))?,
+        max_model_len: config.max_model_len,
+    };
+    let gpus = match &config.device {
+        ComputeDevice::Cpu => None,
+        ComputeDevice::Cuda(ordinals) => Some(GpuOptions {
+            ordinals: ordinals.clone(),
+            memory_utilization: config.gpu_memory_utilization,
+            graphs: config.cuda_graphs,
+            clusters: false,
+            peer_sums: false,
+            cublaslt_min_rows: (!config.cuda_deterministic).then_some(GpuOptions::CUBLASLT_MIN_ROWS),
+            kernels: config.cuda_kernels.clone(),
+        }),
+    };
+    Ok((options, gpus))
+}
+
+fn load_engine(config: &WorkerConfig, role: Role, nodes: Option<Nodes>) -> anyhow::Result<(Engine, Assets)> {
+    use_isa(config)?;
+    let (options, gpus) = load_options(config)?;
+    let model_dir = options.model_dir.clone();
     let assets = Assets::load(&model_dir)?;
     if role == Role::Target {
         // Routers fetch the text files from targets. A target with unusable ones would never be served,
@@ -160,29 +221,13 @@ fn load_engine(config: &WorkerConfig, role: Role) -> anyhow::Result<(Engine, Ass
     }
     let tokenizer = model_dir.join("tokenizer.json");
     let began = std::time::Instant::now();
-    let options = LoadOptions {
-        model_dir,
-        weights: config.weights,
-        threads: config.threads,
-        tensor_parallel: config.tensor_parallel,
-        kv_memory_bytes: config.kv_memory.bytes().map_err(|reason| anyhow::anyhow!("kv_memory: {reason}"))?,
-        max_model_len: config.max_model_len,
+    let engine = match nodes {
+        None => Engine::load_with_ballast(&options, config.ballast, gpus.as_ref()),
+        Some(nodes) => Engine::load_on_nodes(&options, config.ballast, gpus.as_ref(), nodes),
     };
-    let engine = match &config.device {
-        ComputeDevice::Cpu => Engine::load_with_ballast(&options, config.ballast, None)?,
-        device @ ComputeDevice::Cuda(ordinals) => {
-            let gpus = GpuOptions {
-                ordinals: ordinals.clone(),
-                memory_utilization: config.gpu_memory_utilization,
-                graphs: config.cuda_graphs,
-                clusters: false,
-                peer_sums: false,
-                cublaslt_min_rows: (!config.cuda_deterministic).then_some(GpuOptions::CUBLASLT_MIN_ROWS),
-                kernels: config.cuda_kernels.clone(),
-            };
-            Engine::load_with_ballast(&options, config.ballast, Some(&gpus))
-                .with_context(|| format!("--device {device}"))?
-        }
+    let engine = match gpus {
+        None => engine?,
+        Some(_) => engine.with_context(|| format!("--device {}", config.device))?,
     };
     let info = engine.info();
     check_embeddings(&tokenizer, assets.token_list(), info.vocab_size)?;

@@ -61,6 +61,8 @@ struct Inner {
     tasks: Gate,
     /// The first essential task or thread that panicked; shared with parents and children.
     failed: Arc<watch::Sender<Option<&'static str>>>,
+    /// Why a task asked the process to stop; shared likewise.
+    stop: Arc<watch::Sender<Option<String>>>,
 }
 
 impl Lifetime {
@@ -72,7 +74,7 @@ impl Lifetime {
     /// Creates a part of this lifetime that can be ended alone, such as one connection or one router's
     /// session.
     pub fn child(&self) -> Self {
-        let Inner { leaving, draining, cancelled, work, tasks, failed } = &*self.inner;
+        let Inner { leaving, draining, cancelled, work, tasks, failed, stop } = &*self.inner;
         let inner = Inner {
             leaving: leaving.child_token(),
             draining: draining.child_token(),
@@ -80,6 +82,7 @@ impl Lifetime {
             work: work.child(),
             tasks: tasks.child(),
             failed: Arc::clone(failed),
+            stop: Arc::clone(stop),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -166,6 +169,27 @@ impl Lifetime {
     /// The first essential task or thread that has panicked.
     pub fn failed_task(&self) -> Option<&'static str> {
         *self.inner.failed.borrow()
+    }
+
+    /// Asks the process to stop as a signal does: work in flight may finish. The first reason counts.
+    pub fn request_stop(&self, reason: impl Into<String>) {
+        let reason = reason.into();
+        self.inner.stop.send_if_modified(|stop| stop.is_none() && stop.replace(reason).is_none());
+    }
+
+    /// Resolves once a task has asked the process to stop, with the reason.
+    ///
+    /// Cancel safety: safe.
+    pub fn stop_requested(&self) -> impl Future<Output = String> + Send + use<> {
+        let mut stop = self.inner.stop.subscribe();
+        async move {
+            let reason = stop.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+            match reason {
+                Some(reason) => reason,
+                // No task runs any more.
+                None => std::future::pending().await,
+            }
+        }
     }
 
     /// Holds the gate open for a thread that the process can do without, or whose panics are caught; move the

@@ -106,3 +106,14 @@ async fn sigterm_is_seen_even_before_the_future_is_awaited() {
     nix::sys::signal::raise(nix::sys::signal::Signal::SIGTERM).unwrap();
     assert_eq!(signals.next().await, "SIGTERM");
 }
+
+#[tokio::test]
+async fn a_task_that_asks_the_process_to_stop_is_heard_with_its_first_reason() {
+    let process = Lifetime::new();
+    let early = process.stop_requested();
+    process.child().request_stop("node 0 has ended");
+    process.request_stop("another reason");
+    assert_eq!(early.await, "node 0 has ended");
+    assert_eq!(process.stop_requested().await, "node 0 has ended");
+    assert!(!process.is_draining(), "whoever waits for the request stops the process");
+}

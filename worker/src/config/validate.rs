@@ -27,6 +27,16 @@ impl RawWorker {
         self.model.as_ref()
     }
 
+    /// The configured number of ranks.
+    pub fn tensor_parallel(&self) -> Option<usize> {
+        self.tensor_parallel
+    }
+
+    /// Whether the operator allows anyone who can connect.
+    pub fn is_insecure(&self) -> bool {
+        self.insecure
+    }
+
     /// Whether the engine is a model.
     pub fn needs_model(&self) -> bool {
         self.engine == "model"
@@ -187,7 +197,7 @@ impl RawWorker {
             isa: self.isa,
             weights: weights?,
             ballast: ballast?.0,
-            tensor_parallel: self.tensor_parallel,
+            tensor_parallel: self.tensor_parallel.unwrap_or(1),
             kv_memory: kv_memory?,
             gpu_memory_utilization,
             cuda_graphs: self.cuda_graphs,
@@ -207,9 +217,10 @@ impl RawWorker {
     }
 
     fn check_ranges(&self, threads: usize, faults: &mut Faults) {
-        faults.check("tensor_parallel", matches!(self.tensor_parallel, 1 | 2 | 4 | 8), || {
-            format!("{} is not 1, 2, 4 or 8", self.tensor_parallel)
-        });
+        if let Some(ranks) = self.tensor_parallel {
+            let is_supported = matches!(ranks, 1 | 2 | 4 | 8);
+            faults.check("tensor_parallel", is_supported, || format!("{ranks} is not 1, 2, 4 or 8"));
+        }
         faults
             .check("threads", (1..=512).contains(&threads), || format!("{threads} is not between 1 and 512"));
         faults.check("max_batch_rows", (1..=65_536).contains(&self.max_batch_rows), || {

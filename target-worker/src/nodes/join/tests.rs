@@ -1,0 +1,168 @@
+//! Nodes that are tasks of this process.
+
+use service::secret::Secret;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::*;
+
+fn shared() -> Shared {
+    Shared { lifetime: Lifetime::new(), health: Health::new(), has_served: Arc::default() }
+}
+
+/// Settings of a node of `count`, with an address that no other test uses.
+async fn config(count: usize) -> NodesConfig {
+    let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    NodesConfig {
+        count,
+        node: 0,
+        leader: free.local_addr().unwrap().to_string(),
+        join_timeout: Duration::from_secs(100),
+        silence: Duration::from_secs(100),
+        secret: Secret::new("sesame"),
+    }
+}
+
+fn of_node(node: usize, config: &NodesConfig) -> NodesConfig {
+    NodesConfig { node, ..config.clone() }
+}
+
+fn facts(weights: &str) -> Facts {
+    [("weights".to_owned(), weights.to_owned())].into()
+}
+
+/// Joins as `node`; the error if that fails.
+async fn joined(node: usize, config: &NodesConfig, weights: &str) -> Result<Joined, String> {
+    join(&of_node(node, config), facts(weights), &shared()).await.map_err(|error| error.to_string())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_join_in_any_order_also_before_node_0_is_there() {
+    let config = config(4).await;
+    let early = async { tokio::join!(joined(3, &config, "bf16"), joined(1, &config, "bf16")) };
+    let late = async {
+        sleep(2 * RETRY_INTERVAL).await;
+        gather(&config, facts("bf16"), &shared()).await.unwrap()
+    };
+    let (leader, followers, last) = tokio::join!(late, early, joined(2, &config, "bf16"));
+    assert!(leader.nodes.is_leader() && leader.nodes.count() == 4);
+    let nodes = [followers.0, followers.1, last].map(|joined| joined.unwrap().nodes.node());
+    assert_eq!(nodes, [3, 1, 2]);
+}
+
+/// What does not belong to the model is refused with a reason, and the others join.
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_and_nodes_that_do_not_fit_keep_nobody_out() {
+    let config = config(4).await;
+    let all = async { gather(&config, facts("bf16"), &shared()).await.unwrap() };
+    let others = async {
+        let first = joined(1, &config, "bf16").await.unwrap();
+        let mut stranger = TcpStream::connect(&config.leader).await.unwrap();
+        stranger.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n").await.unwrap();
+        let mut answer = Vec::new();
+        // The protocol's name, then the end or a reset.
+        drop(stranger.read_to_end(&mut answer).await);
+        let _silent = TcpStream::connect(&config.leader).await.unwrap();
+        for (node, weights, says) in [
+            (1, "bf16", "node 1 has joined already, from 127.0.0.1:"),
+            (2, "int8", "weights: int8 on node 2, bf16 on node 0; give all nodes the same --weights"),
+            (4, "bf16", "node 4 is not one of 1 to 3: check --node-rank"),
+            (0, "bf16", "node 0 is not one of 1 to 3"),
+        ] {
+            let error = joined(node, &config, weights).await.err().unwrap();
+            assert!(error.starts_with("node 0 at 127.0.0.1:") && error.contains(says), "{error}");
+        }
+        let unknown = NodesConfig { secret: Secret::new("mustard"), ..config.clone() };
+        let error = joined(2, &unknown, "bf16").await.err().unwrap();
+        assert!(
+            error.ends_with("node 0 has another secret: give all nodes the same OUTRIDER_DIST_SECRET"),
+            "{error}"
+        );
+        (first, joined(2, &config, "bf16").await.unwrap(), joined(3, &config, "bf16").await.unwrap())
+    };
+    let (leader, _followers) = tokio::join!(all, others);
+    assert_eq!(leader.nodes.count(), 4);
+}
+
+/// A process that ends before all have joined leaves its place to the next one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_restarts_before_all_have_joined_joins_again() {
+    let config = config(4).await;
+    let all = async { gather(&config, facts("bf16"), &shared()).await.unwrap() };
+    let others = async {
+        let process = shared();
+        let first = join(&of_node(1, &config), facts("bf16"), &process).await.unwrap();
+        process.lifetime.shut_down(Duration::from_secs(100)).await;
+        drop(first);
+        let again = loop {
+            // Node 0 may not have noticed yet.
+            match joined(1, &config, "bf16").await {
+                Ok(joined) => break joined,
+                Err(error) => assert!(error.contains("has joined already"), "{error}"),
+            }
+        };
+        (again, joined(2, &config, "bf16").await.unwrap(), joined(3, &config, "bf16").await.unwrap())
+    };
+    let (leader, _followers) = tokio::join!(all, others);
+    assert_eq!(leader.nodes.count(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nodes_that_do_not_come_are_named() {
+    let config = config(4).await;
+    let error = gather(&config, facts("bf16"), &shared()).await.err().unwrap().to_string();
+    assert!(error.starts_with("nodes 1, 2, 3 did not join within 100s: "), "{error}");
+    let error = joined(2, &config, "bf16").await.err().unwrap();
+    let says = format!("node 0 did not answer at {} within 100s: ", config.leader);
+    assert!(error.starts_with(&says) && error.contains("refused"), "{error}");
+}
+
+/// Joins two nodes, ends one in some way, and returns how the other one hears of it.
+async fn end_heard_by(
+    silence: Duration,
+    end_follower: impl AsyncFnOnce(&Shared, &Shared, Joined) -> Option<Joined>,
+) -> End {
+    let config = NodesConfig { silence, ..config(2).await };
+    let (leader, follower) = (shared(), shared());
+    let of_follower = of_node(1, &config);
+    let (of_leader, joined) =
+        tokio::join!(gather(&config, facts("bf16"), &leader), join(&of_follower, facts("bf16"), &follower));
+    let (mut of_leader, joined) = (of_leader.unwrap(), joined.unwrap());
+    let _kept = end_follower(&leader, &follower, joined).await;
+    of_leader.ends.recv().await.unwrap().2
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_node_is_heard_by_the_other_one() {
+    let long = Duration::from_secs(100);
+    let closed = End::Lost("it closed the connection".to_owned());
+    let stop = async |_: &Shared, follower: &Shared, joined| {
+        follower.lifetime.shut_down(Duration::from_secs(100)).await;
+        Some(joined)
+    };
+    assert_eq!(end_heard_by(long, stop).await, closed);
+
+    let finish = async |_: &Shared, follower: &Shared, joined| {
+        follower.has_served.store(true, std::sync::atomic::Ordering::Release);
+        follower.lifetime.shut_down(Duration::from_secs(100)).await;
+        Some(joined)
+    };
+    assert_eq!(end_heard_by(long, finish).await, End::Ended);
+
+    // A node that has failed has not finished.
+    let fail = async |_: &Shared, follower: &Shared, joined| {
+        follower.has_served.store(true, std::sync::atomic::Ordering::Release);
+        follower.health.set_failed("rank 1 is lost");
+        follower.lifetime.shut_down(Duration::from_secs(100)).await;
+        Some(joined)
+    };
+    assert_eq!(end_heard_by(long, fail).await, closed);
+
+    // A node that drains asks the other one to stop first.
+    let drain = async |leader: &Shared, follower: &Shared, joined| {
+        follower.lifetime.drain(Duration::from_secs(100)).await;
+        assert_eq!(leader.lifetime.stop_requested().await, "node 1 stops");
+        leader.lifetime.shut_down(Duration::from_secs(100)).await;
+        Some(joined)
+    };
+    assert_eq!(end_heard_by(long, drain).await, End::Stopping);
+}
