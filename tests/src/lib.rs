@@ -40,6 +40,7 @@ pub mod lanes_report;
 pub mod metrics;
 pub mod metrics_reference;
 pub mod node;
+pub mod nodes;
 pub mod oracle;
 pub mod pair;
 pub mod predictions;

@@ -36,7 +36,7 @@ pub async fn start_logged(
     Ok((cluster, logs))
 }
 
-fn bundled_pair(change: impl FnOnce(&mut ClusterSpec)) -> anyhow::Result<ClusterSpec> {
+pub(crate) fn bundled_pair(change: impl FnOnce(&mut ClusterSpec)) -> anyhow::Result<ClusterSpec> {
     let binaries = Binaries::beside_this_executable()?;
     let mut spec = ClusterSpec::new(binaries, pair::target_dir(), DraftKind::Model(pair::draft_dir()));
     spec.threads = Some(NonZeroUsize::MIN);

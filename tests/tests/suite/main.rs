@@ -22,6 +22,7 @@ mod lanes;
 mod loading_errors;
 mod lookup;
 mod lossless;
+mod nodes;
 mod openai_client;
 mod rollout;
 mod room;

@@ -353,6 +353,24 @@ mod tests {
         );
     }
 
+    /// Functions that only nodes need are looked up when they are.
+    #[test]
+    fn nodes_find_each_other_by_an_id_or_learn_which_function_is_missing() {
+        let nccl = |functions: &[(&str, String)]| {
+            let library = library_of(&[&[of_version(OLDEST)], functions].concat());
+            Arc::new(NcclLibrary::checked(library).unwrap())
+        };
+        let none = nccl(&[]);
+        let said = none.unique_id().unwrap_err().to_string();
+        assert!(said.starts_with("nccl failed at ncclGetUniqueId: function not found"), "{said}");
+        let said = none.init_ranks(Vec::new(), (0, 2), [0; 128], CONNECT_LIMIT).unwrap_err().to_string();
+        assert!(said.starts_with("nccl failed at ncclCommInitRank: function not found"), "{said}");
+
+        let counted = "int ncclGetUniqueId(unsigned char* id) { for (int i = 0; i < 128; ++i) id[i] = 2 * i; return 0; }";
+        let id = nccl(&[("ncclGetUniqueId", counted.to_owned())]).unique_id().unwrap();
+        assert!(id.iter().enumerate().all(|(i, &byte)| byte == 2 * i as u8), "{id:?}");
+    }
+
     #[test]
     fn a_library_that_is_too_old_is_refused_by_its_version() {
         let said = |version: c_int| {

@@ -2,6 +2,8 @@
 //! is not used: the order in which it adds depends on the number of ranks and on the size (docs/adr/0027).
 
 #[cfg(test)]
+mod node_tests;
+#[cfg(test)]
 mod peer_tests;
 #[cfg(test)]
 mod tests;
