@@ -9,8 +9,9 @@ use crate::model_shape::ModelShape;
 use crate::system_memory::free_bytes;
 use crate::weights::{Formats, LinearFormat};
 
-/// Refuses a model whose weights, an equal part of them on each of `nodes`, need more memory than is free, and warns if its KV does not fit beside them:
-/// that memory is taken as sequences grow. Accepts any model if the system does not report free memory.
+/// Refuses a model whose weights, an equal part of them on each of `nodes`, need more memory than is free,
+/// and warns if its KV does not fit beside them: that memory is taken as sequences grow. Accepts any model if
+/// the system does not report free memory.
 pub(crate) fn check_fits(
     config: &ModelConfig,
     formats: Formats,

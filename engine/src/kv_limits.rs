@@ -15,7 +15,7 @@ const MAX_BLOCKS: u32 = u32::MAX / BLOCK_SIZE as u32;
 /// The setting that determines the size of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum KvSize {
-    /// [`LoadOptions::kv_memory_bytes`]: bytes over all ranks.
+    /// [`LoadOptions::kv_memory_bytes`]: bytes over all ranks of this process.
     Bytes(u64),
     /// [`crate::cuda::GpuOptions::memory_utilization`]: share of each GPU's memory that may be used in total.
     /// KV gets what weights and a forward's workspace leave of it.
@@ -79,7 +79,7 @@ impl KvSize {
 }
 
 /// Refuses KV options that do not suit the model, as far as that is known before the weights are read.
-/// `block_bytes` is the size of a block over all ranks.
+/// `block_bytes` is the size of a block over all ranks of this process.
 pub(crate) fn check_kv(
     kv_size: KvSize,
     options: &LoadOptions,

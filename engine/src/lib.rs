@@ -5,10 +5,11 @@
 //! Reading order, which is the order of a forward: [`Engine`] checks a batch and reserves its KV blocks
 //! (`handle`, `block_manager`, `forward_batch`). Every `rank` (one, or a `rank_group` of several, each with
 //! its `shard` of the model) runs `llama` from top to bottom on a `backend`. Ranks add up their partial
-//! results with a `collective`; `nodes` are processes that hold ranks of one model. The CPU backend is `host`; its arithmetic is the crate `cpu_kernels`. Loading
-//! comes before that: `model_config` and `rope` parse config.json, `weights` reads the tensors, `ballast`
-//! enlarges both if asked to, and `host_memory` checks that the weights fit in memory. [`oracle`] is the
-//! reference for tests: it computes the same numbers in the slowest and plainest way.
+//! results with a `collective`; `nodes` are processes that hold ranks of one model. The CPU backend is
+//! `host`; its arithmetic is the crate `cpu_kernels`. Loading comes before that: `model_config` and `rope`
+//! parse config.json, `weights` reads the tensors, `ballast` enlarges both if asked to, and `host_memory`
+//! checks that the weights fit in memory. [`oracle`] is the reference for tests: it computes the same numbers
+//! in the slowest and plainest way.
 //!
 //! Numerics: docs/contract.md part C. A row's logits depend on that row's sequence alone, bit for bit.
 #![deny(unsafe_code)]

@@ -90,8 +90,8 @@ fn ranks_per_node(options: &LoadOptions, nodes: usize) -> Result<usize, EngineEr
     Err(EngineError::BadOption { option: "tensor_parallel", value: ranks.to_string(), reason })
 }
 
-/// Refuses a model that cannot be split over this many ranks per node, and KV options that do not suit it. Reads no
-/// weights and uses no device.
+/// Refuses a model that cannot be split over this many ranks per node, and KV options that do not suit it.
+/// Reads no weights and uses no device.
 pub(crate) fn check_kv_options(
     kv_size: KvSize,
     options: &LoadOptions,

@@ -115,8 +115,8 @@ impl Nodes {
     }
 
     /// Every node sends `own`; the leader decides with the messages of all followers, in order, and every
-    /// node returns its decision or fails with its reason. All nodes call this the same number of times, while
-    /// they load.
+    /// node returns its decision or fails with its reason. All nodes call this the same number of times,
+    /// while they load.
     pub(crate) fn agree(
         &self,
         own: &[u8],

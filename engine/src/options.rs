@@ -65,10 +65,10 @@ pub struct LoadOptions {
     /// Number of compute threads; 1 computes on the calling thread. Ranks share them, with at least one
     /// thread each.
     pub threads: usize,
-    /// Number of tensor parallel ranks: 1, 2, 4 or 8. Does not change results, bit for bit.
+    /// Number of tensor parallel ranks, over all nodes: 1, 2, 4 or 8. Does not change results, bit for bit.
     pub tensor_parallel: usize,
-    /// Upper limit of KV cache memory in bytes, over all ranks. On the CPU it is allocated as sequences grow,
-    /// on GPUs when the model is loaded.
+    /// Upper limit of KV cache memory in bytes, over all ranks of this process. On the CPU it is allocated as
+    /// sequences grow, on GPUs when the model is loaded.
     pub kv_memory_bytes: u64,
     /// Longest sequence in tokens. `None` takes the model's limit, or what the KV memory holds if that is
     /// less; a value above either is refused.

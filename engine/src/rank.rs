@@ -139,8 +139,8 @@ impl<B: Backend> Runner for Rank<B> {
     }
 }
 
-/// The only rank of a process. A panic on any of its threads is returned as an error, and every later call fails: its KV
-/// may be partially written.
+/// The only rank of a process. A panic on any of its threads is returned as an error, and every later call
+/// fails: its KV may be partially written.
 pub(crate) struct SingleRankRunner {
     rank: usize,
     runner: Box<dyn Runner>,
@@ -202,8 +202,8 @@ impl Runner for SingleRankRunner {
     }
 }
 
-/// Runs a job for each rank, each on a thread of its own, and returns what the jobs return, in order of rank. A
-/// panic is that rank's error.
+/// Runs a job for each rank, each on a thread of its own, and returns what the jobs return, in order of rank.
+/// A panic is that rank's error.
 pub(crate) fn on_threads<T: Send, R: Send>(
     ranks: impl IntoIterator<Item = T>,
     run: impl Fn(usize, T) -> Result<R, EngineError> + Sync,

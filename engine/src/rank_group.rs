@@ -1,6 +1,7 @@
 //! Several ranks, one thread each, driven as one [`Runner`]. Every rank receives every command in the same
-//! order. All ranks of another node take one thread, which sends them the commands ([`crate::Nodes`]). If a rank panics or hangs, the whole group fails: callers get an error with the rank's number, and
-//! every later call fails too.
+//! order. All ranks of another node take one thread, which sends them the commands ([`crate::Nodes`]). If a
+//! rank panics or hangs, the whole group fails: callers get an error with the rank's number, and every later
+//! call fails too.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -25,8 +26,8 @@ enum Command {
     CopyBlock(u32, u32),
     CopyTokens(Arc<[TokenCopy]>),
     Forward(Arc<(Vec<OwnedRows>, Arc<DrawPlan>)>),
-    /// Cores of each rank's threads.
-    Pin(Arc<[Vec<usize>]>),
+    /// Cores of each rank's threads, by rank.
+    Pin(Arc<[(usize, Vec<usize>)]>),
 }
 
 /// Owned copy of [`ReservedRows`] that outlives the call, since a hung thread may keep it.
@@ -79,21 +80,21 @@ impl RankGroup {
         ranks: Vec<(usize, Box<dyn Runner>)>,
         barrier: Arc<RankBarrier>,
     ) -> Result<Self, EngineError> {
-        let start = |(position, (rank, runner)): (usize, (usize, Box<dyn Runner>))| {
+        let start = |(rank, runner): (usize, Box<dyn Runner>)| {
             let (commands, inbox) = sync_channel(1);
             let (outbox, replies) = sync_channel(1);
             let num_threads = runner.num_threads();
             let barrier = Arc::clone(&barrier);
             std::thread::Builder::new()
                 .name(format!("rank-{rank}"))
-                .spawn(move || run_rank((position, rank), runner, &barrier, (&inbox, &outbox)))
+                .spawn(move || run_rank(rank, runner, &barrier, (&inbox, &outbox)))
                 .map_err(|error| {
                     let reason = format!("its thread failed to start: {error}");
                     EngineError::RankLost { rank, reason }
                 })?;
             Ok(RankThread { rank, num_threads, commands, replies })
         };
-        let ranks = ranks.into_iter().enumerate().map(start).collect::<Result<_, EngineError>>()?;
+        let ranks = ranks.into_iter().map(start).collect::<Result<_, EngineError>>()?;
         Ok(Self { ranks, barrier, num_blocks: 0 })
     }
 
@@ -177,7 +178,7 @@ impl Runner for RankGroup {
         let mut cores_by_rank = Vec::with_capacity(self.ranks.len());
         for rank in &self.ranks {
             let (own, others) = cores.split_at(rank.num_threads.min(cores.len()));
-            cores_by_rank.push(own.to_vec());
+            cores_by_rank.push((rank.rank, own.to_vec()));
             cores = others;
         }
         self.run(&Command::Pin(cores_by_rank.into())).map(drop)
@@ -186,13 +187,13 @@ impl Runner for RankGroup {
 
 /// Loop of a rank's thread.
 fn run_rank(
-    (position, rank): (usize, usize),
+    rank: usize,
     mut runner: Box<dyn Runner>,
     barrier: &RankBarrier,
     (inbox, outbox): (&Receiver<Command>, &SyncSender<Result<RankOutput, EngineError>>),
 ) {
     while let Ok(command) = inbox.recv() {
-        let reply = catch_unwind(AssertUnwindSafe(|| execute(position, runner.as_mut(), &command)))
+        let reply = catch_unwind(AssertUnwindSafe(|| execute(rank, runner.as_mut(), &command)))
             .unwrap_or_else(|panic| {
                 barrier.mark_lost(rank, panic_message(panic.as_ref()));
                 barrier.check().map(|()| RankOutput::default())
@@ -207,12 +208,15 @@ fn run_rank(
     }
 }
 
-fn execute(position: usize, runner: &mut dyn Runner, command: &Command) -> Result<RankOutput, EngineError> {
+fn execute(rank: usize, runner: &mut dyn Runner, command: &Command) -> Result<RankOutput, EngineError> {
     match command {
         Command::GrowKv(num_blocks) => runner.grow_kv(*num_blocks).map(|()| RankOutput::default()),
         Command::CopyBlock(from, to) => runner.copy_block(*from, *to).map(|()| RankOutput::default()),
         Command::CopyTokens(copies) => runner.copy_tokens(copies).map(|()| RankOutput::default()),
-        Command::Pin(cores) => runner.pin(&cores[position]).map(|()| RankOutput::default()),
+        Command::Pin(cores) => {
+            let own = cores.iter().find(|(of, _)| *of == rank).map(|(_, cores)| cores.as_slice());
+            runner.pin(own.unwrap_or_default()).map(|()| RankOutput::default())
+        }
         Command::Forward(batch) => {
             let (rows, draws) = batch.as_ref();
             let rows: Vec<ReservedRows<'_>> = rows.iter().map(OwnedRows::borrowed).collect();

@@ -14,8 +14,8 @@ Examples:
   outrider-target-worker --model models/qwen3-32b --device cuda:0,1 --insecure \\
       --discovery etcd://10.0.0.5:2379/outrider \\
       --listen 0.0.0.0:8110 --advertise http://10.0.0.11:8110
-  outrider-target-worker --model models/llama-70b --device cuda:0,1 --nnodes 2 --node-rank 0 \
-      --dist-init-addr 10.0.0.11:7070    # and with --node-rank 1 on the other host
+  outrider-target-worker --model models/llama-70b --device cuda:0,1 --nnodes 2 --node-rank 0 \\
+      --dist-init-addr 10.0.0.11:7070   # and the same with --node-rank 1 on another host
   outrider-target-worker --model models/demo/target --weights int8 --threads 8 --kv-memory 4GiB \\
       --discovery static:workers.toml";
 

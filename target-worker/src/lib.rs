@@ -1,8 +1,8 @@
 //! The target worker: verifies drafts in one forward pass over all their rows, and draws every committed
 //! token itself.
 //!
-//! [`verify`] contains the role's logic; [`nodes`] connects processes that share a model. Everything else is in
-//! the `worker` crate.
+//! [`verify`] contains the role's logic; [`nodes`] connects processes that share a model. Everything else is
+//! in the `worker` crate.
 
 #![forbid(unsafe_code)]
 

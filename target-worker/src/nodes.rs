@@ -3,8 +3,8 @@
 //! connect to it before anything is loaded, execute its operations, and end with it.
 //!
 //! The engine drives the ranks ([`engine::Nodes`]); this module connects the processes: [`handshake`] and
-//! [`join`] before they load, [`link`] for what the engine sends, [`pulse`] to notice that one is gone. A lost
-//! node fails all of them: routers move the target's sequences, and the processes can start again.
+//! [`join`] before they load, [`link`] for what the engine sends, [`pulse`] to notice that one is gone. A
+//! lost node fails all of them: routers move the target's sequences, and the processes can start again.
 
 pub mod config;
 mod facts;
@@ -41,9 +41,7 @@ pub(crate) async fn lead(
     health: Health,
 ) -> anyhow::Result<Addresses> {
     let shared = shared(&lifetime, &health);
-    health.set_not_ready("waiting for the other nodes");
     let Joined { nodes, ends } = join::gather(&nodes, facts::facts(&config, &nodes)?, &shared).await?;
-    health.set_not_ready("loading");
     end_with(ends, &lifetime, &health);
     let loading = config.clone();
     let loading = move || load_on_nodes(&loading, Role::Target, Verify, nodes);
@@ -53,8 +51,8 @@ pub(crate) async fn lead(
     Ok(addresses)
 }
 
-/// Loads this node's ranks and executes the operations of node 0 until it ends. Serves health and metrics; not
-/// ready, because routers send it nothing.
+/// Loads this node's ranks and executes the operations of node 0 until it ends. Serves health and metrics;
+/// not ready, because routers send it nothing.
 pub(crate) async fn follow(
     (config, nodes): (WorkerConfig, NodesConfig),
     lifetime: Lifetime,
@@ -100,7 +98,8 @@ fn end_with(mut ends: tokio::sync::mpsc::Receiver<NodeEnd>, lifetime: &Lifetime,
     });
 }
 
-/// Runs a follower on a thread of its own. A drain waits for it, so that this node does not end before node 0.
+/// Runs a follower on a thread of its own. A drain waits for it, so that this node does not end before node
+/// 0.
 fn run(
     mut follower: Follower,
     cores: Option<Vec<usize>>,

@@ -31,7 +31,8 @@ pub struct NodesCluster {
 }
 
 impl NodesCluster {
-    /// Starts all processes, `count` nodes with `ranks` ranks in all among them. Nodes have `flags` in addition.
+    /// Starts all processes, `count` nodes with `ranks` ranks in all among them. Nodes have `flags` in
+    /// addition.
     pub async fn start(
         (count, ranks): (usize, usize),
         flags: &[&str],

@@ -53,8 +53,8 @@ pub struct WorkerFlags {
     /// bf16), f32, bf16, fp8 (as stored in an FP8 checkpoint), or int8 or int4, quantized while loading
     #[arg(long, value_name = "FORMAT")]
     pub weights: Option<String>,
-    /// Number of tensor-parallel ranks, over all nodes: 1, 2, 4 or 8; on the CPU each rank is a thread with a
-    /// share of --threads [default: one for each GPU, or on the CPU for each node]
+    /// Number of tensor-parallel ranks: 1, 2, 4 or 8, for a target over all its nodes; on the CPU each rank
+    /// is a thread with a share of --threads [default: one for each GPU; on the CPU one, for each node]
     #[arg(long, value_name = "N")]
     pub tensor_parallel: Option<usize>,
     /// KV cache memory limit, for example 2GiB, or 60% of the memory of the machine or container [default:

@@ -136,8 +136,8 @@ fn check_peer_sums(gpus: &GpuOptions, nodes: Option<&Nodes>) -> Result<(), Engin
     Ok(())
 }
 
-/// Checks that a model can be split over these devices, the same number on each node: one rank per device, each
-/// device once.
+/// Checks that a model can be split over these devices, the same number on each node: one rank per device,
+/// each device once.
 fn check_ranks(
     options: &LoadOptions,
     config: &ModelConfig,

@@ -48,9 +48,9 @@ impl Engine {
         })
     }
 
-    /// Like [`Engine::load_with_ballast`], for the leader of several nodes, each of which loads its own ranks.
-    /// `tensor_parallel` counts the ranks of all nodes. KV memory is this node's; the node with memory for the
-    /// fewest blocks determines their number.
+    /// Like [`Engine::load_with_ballast`], for the leader of several nodes, each of which loads its own
+    /// ranks. `tensor_parallel` counts the ranks of all nodes. KV memory is this node's; the node with memory
+    /// for the fewest blocks determines their number.
     pub fn load_on_nodes(
         options: &LoadOptions,
         parameters: u64,

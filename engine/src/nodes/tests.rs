@@ -99,8 +99,8 @@ fn options(tensor_parallel: usize, kv_memory_bytes: u64) -> LoadOptions {
 
 const KV_BYTES: u64 = 8 << 20;
 
-/// Bits of logits over what an engine can be asked for: several sequences in a batch, a fork, a rewind, a tree
-/// of which a path is kept.
+/// Bits of logits over what an engine can be asked for: several sequences in a batch, a fork, a rewind, a
+/// tree of which a path is kept.
 fn bits(engine: &mut Engine) -> Vec<u32> {
     let ids: Vec<TokenId> = (0..60).map(|i| i * 29 % 500).collect();
     let rows = |slot, token_ids, num_logits| SequenceRows { slot, token_ids, num_logits };

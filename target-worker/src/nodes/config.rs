@@ -19,9 +19,9 @@ pub struct NodesFlags {
     /// Number of this node, from 0. Node 0 serves routers; the others follow it
     #[arg(long, value_name = "N")]
     pub node_rank: Option<usize>,
-    /// Address of node 0 for the other nodes, where it listens until all have joined. Traffic between nodes is
-    /// not encrypted: use a private network. Other machines can join only with OUTRIDER_DIST_SECRET, the same
-    /// on all nodes, or with --insecure
+    /// Address of node 0 for the other nodes, where it listens until all have joined (on all its addresses if
+    /// HOST is a name). Traffic between nodes is not encrypted: use a private network. Other machines can
+    /// join only with OUTRIDER_DIST_SECRET, the same on all nodes, or with --insecure
     #[arg(long, value_name = "HOST:PORT")]
     pub dist_init_addr: Option<String>,
     /// How long nodes wait for each other at the start
@@ -108,6 +108,8 @@ impl RawNodes {
             is_node
         })?;
         let leader = leader.filter(|leader| is_reachable_address(leader, faults))?;
+        let is_empty = self.dist_secret.as_ref().is_some_and(|secret| secret.expose().is_empty());
+        faults.check("dist_secret", !is_empty, || "is empty".to_owned());
         let is_closed = self.dist_secret.is_some() || is_insecure || is_of_this_machine(&leader);
         faults.check("dist_init_addr", is_closed, || {
             format!(
@@ -136,7 +138,8 @@ fn is_reachable_address(address: &str, faults: &mut Faults) -> bool {
     is_known
 }
 
-fn is_of_this_machine(address: &str) -> bool {
+/// Whether only this machine reaches the address.
+pub(super) fn is_of_this_machine(address: &str) -> bool {
     let ip = address.parse::<SocketAddr>().ok().map(|address| address.ip());
     ip.as_ref().is_some_and(IpAddr::is_loopback) || address.starts_with("localhost:")
 }
@@ -194,7 +197,9 @@ mod tests {
             assert!(error.contains("OUTRIDER_DIST_SECRET") && error.contains("--insecure"), "{error}");
             assert!(checked(raw.clone(), true).is_ok());
             let raw = RawNodes { dist_secret: Some(Secret::new("sesame")), ..raw };
-            assert_eq!(checked(raw, false).unwrap().unwrap().secret.expose(), "sesame");
+            assert_eq!(checked(raw.clone(), false).unwrap().unwrap().secret.expose(), "sesame");
+            let raw = RawNodes { dist_secret: Some(Secret::new("")), ..raw };
+            assert!(checked(raw, false).unwrap_err().contains("dist_secret: is empty"));
         }
     }
 }

@@ -7,6 +7,7 @@ mod group;
 mod tests;
 
 use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, interval, sleep, timeout, timeout_at};
 
 use self::group::Group;
-use super::config::NodesConfig;
+use super::config::{NodesConfig, is_of_this_machine};
 use super::facts::Facts;
 use super::handshake::{Channel, Guest, HandshakeError, Hello, introduce};
 use super::link::{Socket, TcpLink};
@@ -97,7 +98,7 @@ impl Connections {
 
 /// Waits at node 0 until all other nodes have joined.
 pub(super) async fn gather(config: &NodesConfig, facts: Facts, shared: &Shared) -> anyhow::Result<Joined> {
-    let listener = TcpListener::bind(&config.leader).await;
+    let listener = listen(&config.leader).await;
     let listener =
         listener.with_context(|| format!("--dist-init-addr: cannot listen on {}", config.leader))?;
     let (sender, mut ends) = mpsc::channel(ENDS);
@@ -133,10 +134,24 @@ pub(super) async fn gather(config: &NodesConfig, facts: Facts, shared: &Shared) 
     Ok(Joined { nodes, ends })
 }
 
-/// A connection whose handshake has ended, and its address.
-type Greeted = (std::net::SocketAddr, Result<Guest, HandshakeError>);
+/// Listens on an address of this machine. If it is given by a name, by which this machine may not find
+/// itself, on all addresses.
+async fn listen(leader: &str) -> io::Result<TcpListener> {
+    if is_of_this_machine(leader) || leader.parse::<SocketAddr>().is_ok() {
+        return TcpListener::bind(leader).await;
+    }
+    let port = leader.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or_default();
+    match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await {
+        Ok(listener) => Ok(listener),
+        // A machine without IPv6.
+        Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await,
+    }
+}
 
-async fn greet(stream: TcpStream, address: std::net::SocketAddr, config: &NodesConfig) -> Greeted {
+/// A connection whose handshake has ended, and its address.
+type Greeted = (SocketAddr, Result<Guest, HandshakeError>);
+
+async fn greet(stream: TcpStream, address: SocketAddr, config: &NodesConfig) -> Greeted {
     let greeting = timeout(HANDSHAKE_TIMEOUT, Guest::greet(stream, &config.secret)).await;
     let late = || HandshakeError::Foreign(format!("it said nothing for {HANDSHAKE_TIMEOUT:?}"));
     (address, greeting.unwrap_or_else(|_| Err(late())))

@@ -43,6 +43,11 @@ impl Socket {
         drop(self.stream.shutdown(Shutdown::Both));
     }
 
+    /// Whether a link uses this socket.
+    pub(super) fn is_in_use(&self) -> bool {
+        Arc::strong_count(&self.stream) > 1
+    }
+
     /// The error of a call: why this socket was closed says more than what the call ran into.
     fn explain(&self, error: io::Error) -> io::Error {
         match self.closed.get() {
@@ -75,13 +80,17 @@ impl Socket {
 
 /// The bytes that a call moved; `None` if it would have waited.
 fn moved(result: io::Result<usize>) -> io::Result<Option<usize>> {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, Interrupted, UnexpectedEof, WouldBlock};
+    let closed = || Err(io::Error::new(UnexpectedEof, "it closed the connection"));
     match result {
-        Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection")),
+        Ok(0) => closed(),
         Ok(count) => Ok(Some(count)),
-        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-            Ok(None)
-        }
-        Err(error) => Err(io::Error::new(error.kind(), format!("the connection to it failed: {error}"))),
+        Err(error) => match error.kind() {
+            WouldBlock | Interrupted => Ok(None),
+            // The other process ended before it had read everything.
+            BrokenPipe | ConnectionReset => closed(),
+            kind => Err(io::Error::new(kind, format!("the connection to it failed: {error}"))),
+        },
     }
 }
 

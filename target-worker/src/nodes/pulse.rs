@@ -1,5 +1,5 @@
-//! Notices a node that is lost while nothing is exchanged with it: both ends of a connection of its own send a
-//! byte several times a second. A node that is stopped keeps its sockets open; only its silence shows it.
+//! Notices a node that is lost while nothing is exchanged with it: both ends of a connection of its own send
+//! a byte several times a second. A node that is stopped keeps its sockets open; only its silence shows it.
 //!
 //! The same bytes tell the other node that this one drains or has ended.
 
@@ -19,7 +19,7 @@ const INTERVAL: Duration = Duration::from_millis(250);
 
 /// This node is there.
 const ALIVE: u8 = 1;
-/// It was told to stop and waits until the model is not needed any more.
+/// It does not serve itself, was told to stop, and waits until the model is not needed any more.
 const LEAVES: u8 = 2;
 /// It has finished its work and ends.
 const ENDED: u8 = 3;
@@ -68,15 +68,18 @@ impl Pulse {
     fn run(&self, lifetime: &Lifetime) -> io::Result<End> {
         let mut heard = Instant::now();
         loop {
-            if lifetime.is_cancelled() {
+            let has_served = self.has_served.load(Ordering::Acquire);
+            // The last forward of a node that has served needs the others.
+            if lifetime.is_cancelled() && !(has_served && self.links.iter().any(Socket::is_in_use)) {
                 // What is lost with this process is a failure of the other one, too.
-                if self.has_finished(lifetime) {
+                if has_served && !self.has_failed(lifetime) {
                     self.socket.send_byte(ENDED)?;
                 }
                 return Ok(End::Stopping);
             }
+            let leaves = lifetime.is_draining() && !has_served;
             // Fails if the other node has closed the connection, but what it sent before is still there.
-            let sent = self.socket.send_byte(if lifetime.is_draining() { LEAVES } else { ALIVE });
+            let sent = self.socket.send_byte(if leaves { LEAVES } else { ALIVE });
             let until = Instant::now() + INTERVAL;
             while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
             {
@@ -97,10 +100,8 @@ impl Pulse {
         }
     }
 
-    /// Whether this process, which stops, has served until it was told to stop.
-    fn has_finished(&self, lifetime: &Lifetime) -> bool {
-        let has_failed = lifetime.failed_task().is_some() || matches!(self.health.state(), State::Failed(_));
-        self.has_served.load(Ordering::Acquire) && !has_failed
+    fn has_failed(&self, lifetime: &Lifetime) -> bool {
+        lifetime.failed_task().is_some() || matches!(self.health.state(), State::Failed(_))
     }
 
     fn close(&self, how: &End) {

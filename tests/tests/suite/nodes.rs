@@ -10,7 +10,7 @@ use tests::pair::PairText;
 use tests::processes::without_drafts;
 
 /// How long a node may be silent, where that is awaited.
-const SHORT: [&str; 2] = ["--node-timeout-seconds", "2"];
+const SHORT: [&str; 2] = ["--node-timeout-seconds", "5"];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn texts_of_several_processes_are_those_of_one() -> anyhow::Result<()> {
@@ -56,7 +56,7 @@ async fn a_lost_node_ends_all_and_they_continue_the_text_when_they_are_back() ->
     // Stopped while nothing runs: its sockets stay open.
     nodes.signal(1, Signal::SIGSTOP);
     nodes.ends_with(0, 1).await?;
-    nodes.logs().line_with(LEADER, &["node 1 is lost: it was silent for 2s"]).await?;
+    nodes.logs().line_with(LEADER, &["node 1 is lost: it was silent for 5s"]).await?;
     nodes.signal(1, Signal::SIGCONT);
     nodes.ends_with(1, 1).await?;
     nodes.restart().await?;

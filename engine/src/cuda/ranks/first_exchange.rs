@@ -1,7 +1,7 @@
 //! The first exchange between ranks on GPUs, also of several nodes, while a model is loaded. The library
-//! connects two ranks, and allocates device memory for it, when they first exchange something. Done here, that
-//! memory counts as used when the KV cache is sized, and GPUs that do not reach each other, or receive numbers
-//! that were not sent, fail the start instead of a request.
+//! connects two ranks, and allocates device memory for it, when they first exchange something. Done here,
+//! that memory counts as used when the KV cache is sized, and GPUs that do not reach each other, or receive
+//! numbers that were not sent, fail the start instead of a request.
 
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;

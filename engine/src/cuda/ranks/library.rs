@@ -34,6 +34,15 @@ type Results = c_int;
 /// An id by which ranks of several processes find each other.
 pub(super) type UniqueId = [u8; 128];
 
+/// The ranks of several processes.
+pub(super) struct GroupOfNodes {
+    pub(super) id: UniqueId,
+    /// First rank of this process.
+    pub(super) first: usize,
+    /// Number of ranks of all processes.
+    pub(super) ranks: usize,
+}
+
 type GetUniqueId = unsafe extern "C" fn(*mut ncclUniqueId) -> Results;
 type CommInitRank = unsafe extern "C" fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int) -> Results;
 
@@ -98,17 +107,16 @@ impl NcclLibrary {
         self.init_within("ncclCommInitAll", limit, move |library| library.init_all_now(&ordinals))
     }
 
-    /// Makes a communicator for each device of this process, given by its context: ranks from `first` on, of
-    /// `ranks` in all. The processes of all ranks call this with the same id. Returns an error after `limit`,
+    /// Makes a communicator for each device of this process, given by its context, in order of rank. The
+    /// processes of all ranks call this with the same id. Returns an error after `limit`,
     /// as [`NcclLibrary::init_all`] does.
     pub(super) fn init_ranks(
         self: &Arc<Self>,
         contexts: Vec<Arc<CudaContext>>,
-        (first, ranks): (usize, usize),
-        id: UniqueId,
+        group: GroupOfNodes,
         limit: Duration,
     ) -> Result<Vec<ncclComm_t>, CudaError> {
-        let init = move |library: &Self| library.init_ranks_now(&contexts, (first, ranks), id);
+        let init = move |library: &Self| library.init_ranks_now(&contexts, &group);
         self.init_within("ncclCommInitRank", limit, init)
     }
 
@@ -156,23 +164,23 @@ impl NcclLibrary {
     fn init_ranks_now(
         &self,
         contexts: &[Arc<CudaContext>],
-        (first, ranks): (usize, usize),
-        id: UniqueId,
+        group: &GroupOfNodes,
     ) -> Result<Comms, CudaError> {
         let action = "ncclCommInitRank";
         let number = |rank: usize| c_int::try_from(rank).expect("ranks are few");
-        let id = ncclUniqueId { internal: id.map(|byte| c_char::from_ne_bytes([byte])) };
+        let id = ncclUniqueId { internal: group.id.map(|byte| c_char::from_ne_bytes([byte])) };
         // SAFETY: the function's signature in nccl.h.
         let init_rank = unsafe { self.optional::<CommInitRank>(action)? };
         let mut comms = vec![std::ptr::null_mut(); contexts.len()];
         // SAFETY: takes no arguments; the group ends below on every path.
         self.check("ncclGroupStart", unsafe { (self.group_start)() })?;
-        let begun = contexts.iter().zip(&mut comms).zip(first..).try_for_each(|((context, comm), rank)| {
-            // The library uses the device of the calling thread.
-            context.bind_to_thread().map_err(refused("bind its context to a thread"))?;
-            // SAFETY: one communicator is written, at the latest when the group ends.
-            self.check(action, unsafe { init_rank(comm, number(ranks), id, number(rank)) })
-        });
+        let begun =
+            contexts.iter().zip(&mut comms).zip(group.first..).try_for_each(|((context, comm), rank)| {
+                // The library uses the device of the calling thread.
+                context.bind_to_thread().map_err(refused("bind its context to a thread"))?;
+                // SAFETY: one communicator is written, at the latest when the group ends.
+                self.check(action, unsafe { init_rank(comm, number(group.ranks), id, number(rank)) })
+            });
         // SAFETY: ends the group above.
         let ended = self.check("ncclGroupEnd", unsafe { (self.group_end)() });
         begun.and(ended).map(|()| Comms(comms))
@@ -363,7 +371,8 @@ mod tests {
         let none = nccl(&[]);
         let said = none.unique_id().unwrap_err().to_string();
         assert!(said.starts_with("nccl failed at ncclGetUniqueId: function not found"), "{said}");
-        let said = none.init_ranks(Vec::new(), (0, 2), [0; 128], CONNECT_LIMIT).unwrap_err().to_string();
+        let group = GroupOfNodes { id: [0; 128], first: 0, ranks: 2 };
+        let said = none.init_ranks(Vec::new(), group, CONNECT_LIMIT).unwrap_err().to_string();
         assert!(said.starts_with("nccl failed at ncclCommInitRank: function not found"), "{said}");
 
         let counted = "int ncclGetUniqueId(unsigned char* id) { for (int i = 0; i < 128; ++i) id[i] = 2 * i; return 0; }";

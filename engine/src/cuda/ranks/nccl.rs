@@ -1,5 +1,6 @@
-//! Ranks on GPUs of one node or of several: NCCL moves the parts in stream order, and a kernel adds them. `ncclAllReduce`
-//! is not used: the order in which it adds depends on the number of ranks and on the size (docs/adr/0027).
+//! Ranks on GPUs of one node or of several: NCCL moves the parts in stream order, and a kernel adds them.
+//! `ncclAllReduce` is not used: the order in which it adds depends on the number of ranks and on the size
+//! (docs/adr/0027).
 
 #[cfg(test)]
 mod node_tests;
@@ -14,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::nccl::sys::ncclComm_t;
 
 use super::communicator::Communicator;
-use super::library::{CONNECT_LIMIT, Message, NcclLibrary};
+use super::library::{CONNECT_LIMIT, GroupOfNodes, Message, NcclLibrary};
 use super::peers::PeerSums;
 use super::{Exchange, Read, Readers, Watch};
 use crate::EngineError;
@@ -67,7 +68,8 @@ pub(crate) fn connect_nodes(
     })?;
     let contexts = devices.iter().map(CudaDevice::context).collect();
     let ranks = devices.len() * nodes.count();
-    let comms = library.init_ranks(contexts, (barrier.first(), ranks), id, CONNECT_LIMIT)?;
+    let comms =
+        library.init_ranks(contexts, GroupOfNodes { id, first: barrier.first(), ranks }, CONNECT_LIMIT)?;
     Ok(ends_of(comms, devices, library, barrier, ranks))
 }
 

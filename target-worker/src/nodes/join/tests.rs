@@ -143,8 +143,9 @@ async fn the_end_of_a_node_is_heard_by_the_other_one() {
 
     let finish = async |_: &Shared, follower: &Shared, joined| {
         follower.has_served.store(true, std::sync::atomic::Ordering::Release);
+        drop(joined);
         follower.lifetime.shut_down(Duration::from_secs(100)).await;
-        Some(joined)
+        None
     };
     assert_eq!(end_heard_by(long, finish).await, End::Ended);
 
@@ -152,8 +153,9 @@ async fn the_end_of_a_node_is_heard_by_the_other_one() {
     let fail = async |_: &Shared, follower: &Shared, joined| {
         follower.has_served.store(true, std::sync::atomic::Ordering::Release);
         follower.health.set_failed("rank 1 is lost");
+        drop(joined);
         follower.lifetime.shut_down(Duration::from_secs(100)).await;
-        Some(joined)
+        None
     };
     assert_eq!(end_heard_by(long, fail).await, closed);
 
@@ -165,4 +167,15 @@ async fn the_end_of_a_node_is_heard_by_the_other_one() {
         Some(joined)
     };
     assert_eq!(end_heard_by(long, drain).await, End::Stopping);
+}
+
+#[tokio::test]
+async fn a_name_stands_for_all_addresses_of_node_0() {
+    let local = listen("localhost:0").await.unwrap().local_addr().unwrap();
+    assert!(local.ip().is_loopback());
+    let address = listen("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    assert_eq!(address.ip(), Ipv4Addr::LOCALHOST);
+    // Not looked up.
+    let named = listen("target-0.invalid:0").await.unwrap().local_addr().unwrap();
+    assert!(named.ip().is_unspecified());
 }
