@@ -165,7 +165,7 @@ def main():
         problems += [f"{name}: {error}" for error in errors]
         if settings.show == name:
             print(yaml.safe_dump_all(objects))
-    manifests = [manifest for path in sorted(MANIFESTS.glob("*.yaml")) for manifest in yaml.safe_load_all(path.read_text())]
+    manifests = [manifest for path in sorted(MANIFESTS.rglob("*.yaml")) for manifest in yaml.safe_load_all(path.read_text())]
     errors = [error for manifest in manifests for error in schema_errors(manifest)]
     errors += selectors_without_pods(manifests) + unrestricted_pods(manifests) + pods_without_requests(manifests)
     print(f"plain manifests: {len(manifests)} objects, {len(errors)} errors")
