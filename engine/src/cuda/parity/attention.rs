@@ -261,8 +261,7 @@ impl Pass {
         let mut out = Tensor::zeros(e, rows * layout.q_width(), "out")?;
         let mut arrived = Tensor::zeros(e, views.arrived_len(layout), "counters")?;
         let size = (rows, layout.q_width());
-        let has_panels = size.1.is_multiple_of(PANEL_COLUMNS);
-        let rounding = if has_panels { InputLayout::Panels } else { InputLayout::Rows };
+        let rounding = input_layout(size.1);
         let mut rounded = Tensor::zeros(e, rounding.len(rows, size.1), "rounded")?;
         let attention = Attention {
             qkv: &Tensor::of(e, &qkv, "qkv")?,
@@ -285,13 +284,10 @@ impl Pass {
         let counts = arrived.read(e, 0..arrived.len())?;
         assert!(counts.iter().all(|&count| count == 0), "counters return to zero");
         let out = out.read(e, 0..rows * layout.q_width())?;
-        let as_input: Vec<bf16> = out.iter().map(|&x| bf16::from_f32(x)).collect();
-        let as_input = if has_panels { packed(&as_input, size) } else { as_input };
         let rounded = rounded.read(e, 0..rounded.len())?;
-        assert!(
-            rounded.iter().map(|x| x.to_bits()).eq(as_input.iter().map(|x| x.to_bits())),
-            "rounded outputs"
-        );
+        let expected = as_input(&out, size);
+        let bits = |numbers: &[bf16]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert!(bits(&rounded) == bits(&expected), "outputs as the input of a product");
         Ok(out)
     }
 
@@ -321,6 +317,17 @@ impl Pass {
         }
         (found, outputs)
     }
+}
+
+/// Layout of rows of this width as the input of a product.
+fn input_layout(width: usize) -> InputLayout {
+    if width.is_multiple_of(PANEL_COLUMNS) { InputLayout::Panels } else { InputLayout::Rows }
+}
+
+/// Numbers of this many rows and columns as the input of a product.
+fn as_input(numbers: &[f32], size: (usize, usize)) -> Vec<bf16> {
+    let numbers: Vec<bf16> = numbers.iter().map(|&x| bf16::from_f32(x)).collect();
+    if input_layout(size.1) == InputLayout::Panels { packed(&numbers, size) } else { numbers }
 }
 
 /// `[blocks][layers][kv heads][K | V of 16 keys]`, NaN in unused slots.
