@@ -75,7 +75,7 @@ where
         biased;
         // A signal to stop during the start aborts it.
         cause = stop_requested(&mut signals, config.exit_on_stdin_close, &lifetime) => {
-            tracing::info!(%cause, lame_duck = ?config.lame_duck, "stopping: requests in flight may finish");
+            tracing::info!(cause = &*cause, lame_duck = ?config.lame_duck, "stopping: requests in flight may finish");
             (Ok(ExitCode::SUCCESS), config.lame_duck)
         }
         // Without this task the process would look alive and do nothing.
