@@ -82,9 +82,42 @@ impl RawConfig for RawTarget {
         let worker = worker.validate(faults);
         let nodes = nodes.validate(is_insecure, faults);
         let mut worker = worker?;
-        if matches!(worker.device, ComputeDevice::Cpu) && given.is_none() {
-            worker.tensor_parallel = count;
+        match &worker.device {
+            ComputeDevice::Cpu if given.is_none() => worker.tensor_parallel = count,
+            ComputeDevice::Cuda(gpus) if count > 1 => {
+                let fits = are_ranks(gpus.len(), count, given);
+                faults.check("device", fits, || {
+                    let ranks = gpus.len() * count;
+                    format!(
+                        "{count} nodes with as many gpus as this one have {ranks}: a model needs 2, 4 or 8, \
+                             and --tensor-parallel, if it is set, is that number"
+                    )
+                });
+            }
+            ComputeDevice::Cpu | ComputeDevice::Cuda(_) => {}
         }
         Some(TargetConfig { worker, nodes })
+    }
+}
+
+/// Whether a model can be split over the GPUs of all nodes, each with `gpus` of them, and that is what
+/// `--tensor-parallel` says, if it is given.
+fn are_ranks(gpus: usize, nodes: usize, given: Option<usize>) -> bool {
+    let ranks = gpus * nodes;
+    matches!(ranks, 2 | 4 | 8) && given.is_none_or(|given| given == ranks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::are_ranks;
+
+    #[test]
+    fn the_gpus_of_all_nodes_are_the_ranks_of_one_model() {
+        for fits in [(1, 2, None), (2, 2, Some(4)), (4, 2, None), (1, 8, Some(8))] {
+            assert!(are_ranks(fits.0, fits.1, fits.2), "{fits:?}");
+        }
+        for other in [(3, 2, None), (2, 8, None), (1, 2, Some(4)), (2, 2, Some(2))] {
+            assert!(!are_ranks(other.0, other.1, other.2), "{other:?}");
+        }
     }
 }

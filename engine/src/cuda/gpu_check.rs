@@ -34,7 +34,7 @@ pub struct CheckTarget {
     pub kernels: Option<PathBuf>,
     /// Checkpoints of a draft and its target.
     pub pair: (PathBuf, PathBuf),
-    /// Folder of the scripts that run other programs [deploy].
+    /// Folder of the scripts that run other programs: `deploy`.
     pub peers: PathBuf,
     /// Whether this is a dry run on the host driver, with small sizes.
     pub is_dry: bool,

@@ -50,7 +50,9 @@ impl Follower {
     fn run_next(&mut self, message: &mut Vec<u8>) -> Result<(), EngineError> {
         let leader = &self.nodes.peers()[0];
         leader.operations.receive(message).map_err(|error| leader.lost(&error))?;
-        let operation = wire::read_operation(message).map_err(|error| leader.lost(&error))?;
+        let operation = wire::read_operation(message).map_err(|error| {
+            EngineError::BadNode(format!("node 0 sent an operation that this node cannot read: {error}"))
+        })?;
         let executed = execute(self.engine.runner_mut(), &operation);
         wire::write_reply(executed.as_ref().map_err(ToString::to_string).copied(), message);
         leader.operations.send(message, &[]).map_err(|error| leader.lost(&error))?;

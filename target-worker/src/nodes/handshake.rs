@@ -85,7 +85,8 @@ impl Guest {
             Ok(hello) => Ok(Self { stream, hello, proofs }),
             Err(HandshakeError::Refused(reason)) => {
                 let refused = Verdict::Refused(OTHER_SECRET.replace("it has", "node 0 has"));
-                write_message(&mut stream, &proofs, b"leader", &refused).await?;
+                // Without a proof: a stranger could test guesses of the secret with it.
+                write_with_proof(&mut stream, &to_json(&refused)?, [0; 32]).await?;
                 Err(HandshakeError::Refused(reason))
             }
             Err(error) => Err(error),
@@ -178,10 +179,22 @@ async fn write_message<T: Serialize>(
     role: &[u8],
     message: &T,
 ) -> Result<(), HandshakeError> {
-    let json = serde_json::to_vec(message).map_err(io::Error::other)?;
-    let len = u32::try_from(json.len()).map_err(io::Error::other)?;
+    let json = to_json(message)?;
     let proof = proofs.of(role, &json);
-    stream.write_all(&[&len.to_le_bytes()[..], &json, &proof].concat()).await?;
+    write_with_proof(stream, &json, proof).await
+}
+
+fn to_json<T: Serialize>(message: &T) -> Result<Vec<u8>, HandshakeError> {
+    Ok(serde_json::to_vec(message).map_err(io::Error::other)?)
+}
+
+async fn write_with_proof(
+    stream: &mut TcpStream,
+    json: &[u8],
+    proof: [u8; 32],
+) -> Result<(), HandshakeError> {
+    let len = u32::try_from(json.len()).map_err(io::Error::other)?;
+    stream.write_all(&[&len.to_le_bytes()[..], json, &proof].concat()).await?;
     Ok(())
 }
 

@@ -89,6 +89,8 @@ impl Pulse {
                 match self.socket.read_some(&mut [0; 64])? {
                     [.., ENDED] => return Ok(End::Ended),
                     [.., LEAVES] => lifetime.request_stop(format!("{} stops", self.peer)),
+                    // A wait that a signal interrupted.
+                    [] => continue,
                     _ => {}
                 }
                 heard = Instant::now();
