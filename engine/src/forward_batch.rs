@@ -59,6 +59,32 @@ impl ReservedRows<'_> {
     }
 }
 
+/// Owned copy of [`ReservedRows`]: it outlives the call, or came from another node.
+#[derive(Debug, PartialEq)]
+pub(crate) struct OwnedRows {
+    pub(crate) token_ids: Vec<TokenId>,
+    pub(crate) start: u32,
+    pub(crate) block_table: Vec<u32>,
+    pub(crate) num_logits: usize,
+    pub(crate) num_stored: usize,
+    pub(crate) parents: Vec<u32>,
+}
+
+impl OwnedRows {
+    pub(crate) fn of(rows: &ReservedRows<'_>) -> Self {
+        let ReservedRows { token_ids, start, block_table, num_logits, tree } = *rows;
+        let (token_ids, block_table) = (token_ids.to_vec(), block_table.to_vec());
+        let TreePart { num_stored, parents } = tree;
+        Self { token_ids, start, block_table, num_logits, num_stored, parents: parents.to_vec() }
+    }
+
+    pub(crate) fn borrowed(&self) -> ReservedRows<'_> {
+        let Self { token_ids, start, block_table, num_logits, num_stored, parents } = self;
+        let tree = TreePart { num_stored: *num_stored, parents };
+        ReservedRows { token_ids, start: *start, block_table, num_logits: *num_logits, tree }
+    }
+}
+
 /// One pass. Per row: `token_ids`, `positions`, `slot_mapping`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ForwardBatch<'a> {

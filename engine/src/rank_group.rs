@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use cpu_kernels::TokenCopy;
 
+use crate::EngineError;
 use crate::collective::RankBarrier;
 use crate::draws::{DrawPlan, RankOutput};
-use crate::forward_batch::{ReservedRows, TreePart};
+use crate::forward_batch::{OwnedRows, ReservedRows};
 use crate::rank::{Runner, panic_message};
-use crate::{EngineError, TokenId};
 
 /// Interval between checks for a lost rank.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -28,32 +28,6 @@ enum Command {
     Forward(Arc<(Vec<OwnedRows>, Arc<DrawPlan>)>),
     /// Cores of each rank's threads, by rank.
     Pin(Arc<[(usize, Vec<usize>)]>),
-}
-
-/// Owned copy of [`ReservedRows`] that outlives the call, since a hung thread may keep it.
-#[derive(Debug)]
-struct OwnedRows {
-    token_ids: Vec<TokenId>,
-    start: u32,
-    block_table: Vec<u32>,
-    num_logits: usize,
-    num_stored: usize,
-    parents: Vec<u32>,
-}
-
-impl OwnedRows {
-    fn of(rows: &ReservedRows<'_>) -> Self {
-        let ReservedRows { token_ids, start, block_table, num_logits, tree } = *rows;
-        let (token_ids, block_table) = (token_ids.to_vec(), block_table.to_vec());
-        let TreePart { num_stored, parents } = tree;
-        Self { token_ids, start, block_table, num_logits, num_stored, parents: parents.to_vec() }
-    }
-
-    fn borrowed(&self) -> ReservedRows<'_> {
-        let Self { token_ids, start, block_table, num_logits, num_stored, parents } = self;
-        let tree = TreePart { num_stored: *num_stored, parents };
-        ReservedRows { token_ids, start: *start, block_table, num_logits: *num_logits, tree }
-    }
 }
 
 /// A rank's thread. It ends when this is dropped and its current command is done.
@@ -231,6 +205,7 @@ mod tests {
 
     use super::*;
     use crate::collective::{Collective, shared_memory};
+    use crate::forward_batch::TreePart;
     use crate::host::HostRows;
 
     /// A rank that does one all-reduce per row of its batch, and panics or hangs at a given one.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Nodes;
 use super::wire::{self, Received};
-use crate::forward_batch::ReservedRows;
+use crate::forward_batch::{OwnedRows, ReservedRows};
 use crate::rank::Runner;
 use crate::{Engine, EngineError, EngineInfo};
 
@@ -70,7 +70,7 @@ fn execute(runner: &mut dyn Runner, operation: &Received) -> Result<(), EngineEr
         Received::CopyBlock(from, to) => runner.copy_block(*from, *to),
         Received::CopyTokens(copies) => runner.copy_tokens(copies),
         Received::Forward(batch) => {
-            let batch: Vec<ReservedRows<'_>> = batch.iter().map(wire::ReceivedRows::borrowed).collect();
+            let batch: Vec<ReservedRows<'_>> = batch.iter().map(OwnedRows::borrowed).collect();
             // The draws are made where the logits are, by the leader's first rank.
             runner.forward(&batch, &Arc::default()).map(drop)
         }

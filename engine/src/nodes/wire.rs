@@ -5,8 +5,7 @@ use std::io;
 
 use cpu_kernels::{KvSlot, TokenCopy};
 
-use crate::TokenId;
-use crate::forward_batch::{ReservedRows, TreePart};
+use crate::forward_batch::{OwnedRows, ReservedRows};
 
 const GROW_KV: u8 = 1;
 const COPY_BLOCK: u8 = 2;
@@ -31,26 +30,7 @@ pub(super) enum Received {
     GrowKv(u32),
     CopyBlock(u32, u32),
     CopyTokens(Vec<TokenCopy>),
-    Forward(Vec<ReceivedRows>),
-}
-
-/// Owned [`ReservedRows`].
-#[derive(Debug, PartialEq)]
-pub(super) struct ReceivedRows {
-    token_ids: Vec<TokenId>,
-    start: u32,
-    block_table: Vec<u32>,
-    num_logits: usize,
-    num_stored: usize,
-    parents: Vec<u32>,
-}
-
-impl ReceivedRows {
-    pub(super) fn borrowed(&self) -> ReservedRows<'_> {
-        let Self { token_ids, start, block_table, num_logits, num_stored, parents } = self;
-        let tree = TreePart { num_stored: *num_stored, parents };
-        ReservedRows { token_ids, start: *start, block_table, num_logits: *num_logits, tree }
-    }
+    Forward(Vec<OwnedRows>),
 }
 
 /// Appends an operation to `out`.
@@ -107,7 +87,7 @@ pub(super) fn read_operation(message: &[u8]) -> io::Result<Received> {
                 let (token_ids, block_table, parents) =
                     (input.numbers_of(1)?, input.numbers_of(1)?, input.numbers_of(1)?);
                 let (num_logits, num_stored) = (num_logits as usize, num_stored as usize);
-                batch.push(ReceivedRows { token_ids, start, block_table, num_logits, num_stored, parents });
+                batch.push(OwnedRows { token_ids, start, block_table, num_logits, num_stored, parents });
             }
             Received::Forward(batch)
         }
@@ -172,6 +152,7 @@ impl Input<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::forward_batch::TreePart;
 
     fn written(operation: &Operation<'_>) -> Vec<u8> {
         let mut message = Vec::new();
@@ -193,7 +174,7 @@ mod tests {
             tree,
         };
         let batch = [rows(&[5, 6][..], tree), rows(&[u32::MAX][..], TreePart::default())];
-        let owned = |rows: &ReservedRows<'_>| ReceivedRows {
+        let owned = |rows: &ReservedRows<'_>| OwnedRows {
             token_ids: rows.token_ids.to_vec(),
             start: rows.start,
             block_table: rows.block_table.to_vec(),
