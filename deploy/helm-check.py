@@ -107,6 +107,13 @@ VALID_VALUES = {
         "hpa": {"enabled": True}, "scaling": {"tpotMs": 40},
     },
     "KEDA with a regular expression": {"targetPools": [{**GPU_POOL, "scaling": {"models": "(8b|70b)/.*"}}], "keda": {"enabled": True}},
+    "targets on several hosts": {
+        "targetPools": [{**GPU_POOL, "nodes": 2}, cpu_pool("small", cpu="4", nodes=4), {**GPU_POOL, "name": "one", "nodes": 1}],
+        "nodesSecret": "mine", "keda": {"enabled": True},
+    },
+    "targets on several hosts only": {
+        "targetPools": [{**GPU_POOL, "nodes": 2}], "draftPools": [], "hpa": {"enabled": True}, "networkPolicies": {"enabled": False},
+    },
     "no drafts, no policies": {"draftPools": [], "networkPolicies": {"enabled": False}},
     "no operators": {"networkPolicies": {"operators": []}},
 }
@@ -114,6 +121,8 @@ INVALID_VALUES = {
     "no etcd": {"etcd": {"enabled": False}},
     "no targets": {"targetPools": []},
     "an unknown device": {"targetPools": [{**GPU_POOL, "device": "tpu"}]},
+    "a target on three hosts": {"targetPools": [{**GPU_POOL, "nodes": 3}]},
+    "a draft model on several hosts": {"draftPools": [{**GPU_POOL, "nodes": 2}]},
     "two autoscalers at once": {"keda": {"enabled": True}, "hpa": {"enabled": True}},
     "a share over 1": {"draftPools": [{**NGRAM_POOL, "scaling": {"share": 2}}]},
     "a misspelt field": {"targetPools": [{**GPU_POOL, "replica": 1}]},
@@ -157,6 +166,7 @@ def main():
         errors += workers_in_the_wrong_image(objects, merged["images"])
         errors += pods_without_their_extras(objects, merged)
         errors += wrong_certificates(objects, merged["tls"])
+        errors += nodes_that_do_not_meet(objects, merged)
         if name == "threads":
             errors += wrong_threads(objects)
         if name == "defaults":
@@ -418,6 +428,39 @@ def wrong_certificates(objects, tls):
         if found != expected[role]:
             errors.append(f"{manifest['metadata']['name']} has the TLS flags {found}, expected {expected[role]}")
     return errors
+
+
+def nodes_that_do_not_meet(objects, values):
+    """Returns an error for each target on several hosts whose pods do not find or admit each other, and for what scales one."""
+    named = {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in objects}
+    pools = [pool for pool in values["targetPools"] if pool.get("nodes", 1) > 1]
+    expected = {f"demo-target-{pool['name']}-{i}": pool["nodes"] for pool in pools for i in range(pool["replicas"])}
+    sets = {name: manifest for (kind, name), manifest in named.items() if kind == "StatefulSet" and name != "demo-etcd"}
+    errors = [] if {name: manifest["spec"]["replicas"] for name, manifest in sets.items()} == expected else [f"the nodes are {list(sets)}, expected {expected}"]
+    for name, manifest in sets.items():
+        spec, pod = manifest["spec"], manifest["spec"]["template"]
+        labels, env = pod["metadata"]["labels"], {variable["name"]: variable.get("valueFrom") for variable in pod["spec"]["containers"][0]["env"]}
+        flags = {f"--nnodes={spec['replicas']}", f"--dist-init-addr={name}-0.{spec['serviceName']}:7070"}
+        rank = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
+        secret = {"secretKeyRef": {"name": values["nodesSecret"], "key": "secret"}}
+        if not flags <= set(arguments(manifest)) or (env.get("OUTRIDER_NODE_RANK"), env.get("OUTRIDER_DIST_SECRET")) != (rank, secret):
+            errors.append(f"{name} has {arguments(manifest)} and {env}, expected {flags}, {rank} and {secret}")
+        if (spec["podManagementPolicy"], spec["updateStrategy"]["type"]) != ("Parallel", "OnDelete"):
+            errors.append(f"{name} is started or updated in order")
+        # The service and the policy are about this target's pods and no other's.
+        service = named.get(("Service", spec["serviceName"]), {}).get("spec", {})
+        if (service.get("clusterIP"), service.get("publishNotReadyAddresses")) != ("None", True):
+            errors.append(f"{name} has the service {service}")
+        selectors = [spec["selector"]["matchLabels"], service.get("selector", {})]
+        if values["networkPolicies"]["enabled"]:
+            policy = named["NetworkPolicy", name]["spec"]
+            selectors += [policy["podSelector"]["matchLabels"], policy["ingress"][0]["from"][0]["podSelector"]["matchLabels"]]
+        others = [other["spec"]["template"]["metadata"]["labels"] for other in sets.values() if other is not manifest]
+        for selector in selectors:
+            if not selector.items() <= labels.items() or any(selector.items() <= other.items() for other in others):
+                errors.append(f"{name} has the selector {selector} for the labels {labels}")
+    targets = [manifest["spec"]["scaleTargetRef"]["name"] for manifest in objects if "scaleTargetRef" in manifest.get("spec", {})]
+    return errors + [f"{target} is scaled, which is no Deployment" for target in targets if ("Deployment", target) not in named]
 
 
 def file_of_secret(pod, path):

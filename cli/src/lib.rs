@@ -27,3 +27,4 @@ pub mod plan;
 mod progress;
 mod shell;
 pub mod up;
+pub mod usage;

@@ -23,7 +23,7 @@ Exit codes:
 
 /// Speculative decoding with separate draft and target workers.
 #[derive(Parser)]
-#[command(name = "outrider", version, after_help = AFTER_HELP)]
+#[command(name = "outrider", version = service::release::version(), after_help = AFTER_HELP)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -36,7 +36,7 @@ enum Command {
     /// Load any OpenAI endpoint, with speculation and without, and judge whether to ship it.
     Bench(Box<bench::BenchArgs>),
     /// Measure the cost of forwards on this machine, relative to its read bandwidth.
-    EngineBench(engine_bench::BenchArgs),
+    EngineBench(engine_bench::EngineBenchArgs),
     /// Check what a draft is worth to a target on this machine, without serving the pair.
     CheckPair(Box<check_pair::CheckPairArgs>),
     /// Retrain a draft on a router's request log, and compare it with the one in use.

@@ -3,8 +3,11 @@
 //! The standard library's macros panic where nobody reads any more (`outrider plan | head`) or the disk is
 //! full, and a panic would lose a measurement or kill a running cluster. A reader that has left is no error.
 
+use std::error::Error;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
+
+use crate::EXIT_USAGE;
 
 /// Prints the result of a subcommand and returns its exit code.
 pub(crate) fn finish(text: &str) -> ExitCode {
@@ -15,6 +18,13 @@ pub(crate) fn finish(text: &str) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Prints the error of a subcommand on one line and returns its exit code. `is_usage`: the command line is
+/// invalid.
+pub(crate) fn failed(error: &dyn Error, is_usage: bool) -> ExitCode {
+    note(&format!("outrider: {error}"));
+    if is_usage { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
 }
 
 /// Writes a result to standard output.

@@ -6,6 +6,8 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
+# A name of this build for --version, /version and outrider_build_info, such as a commit.
+ARG OUTRIDER_BUILD
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target,sharing=locked \
     cargo build --locked --release -p outrider-draft-worker \
  && install -D target/release/outrider-draft-worker /out/outrider-draft-worker

@@ -13,6 +13,8 @@ RUN apt-get update \
 WORKDIR /src
 COPY . .
 ARG CUBLAS=1
+# A name of this build for --version and outrider_build_info, such as a commit.
+ARG OUTRIDER_BUILD
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target,sharing=locked \
     --mount=type=cache,target=/src/.deps,sharing=locked \
     CUBLAS=$CUBLAS deploy/gpu-root.sh /out

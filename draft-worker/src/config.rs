@@ -26,7 +26,7 @@ Examples:
 /// Settings come from --config FILE (TOML), then OUTRIDER_* environment variables, then flags; later ones
 /// win.
 #[derive(Debug, Parser, Serialize)]
-#[command(name = "outrider-draft-worker", version, after_long_help = EXAMPLES)]
+#[command(name = "outrider-draft-worker", version = service::release::version(), after_long_help = EXAMPLES)]
 pub struct Flags {
     /// Draft method: model (a small model) or ngram (from the sequence itself)
     #[arg(long, value_name = "model|ngram")]

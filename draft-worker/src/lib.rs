@@ -10,8 +10,6 @@ pub mod ngram;
 pub mod propose;
 pub mod translated;
 
-use std::time::Duration;
-
 use service::discovery::{self, Discovery};
 use service::health::Health;
 use service::shutdown::Lifetime;
@@ -36,31 +34,32 @@ pub async fn serve_with(
     health: Health,
 ) -> anyhow::Result<Addresses> {
     if let Some(synthetic) = &config.worker.synthetic {
-        let mut loaded = worker::synthetic::load(&config.worker, synthetic, Role::Draft)?;
-        (loaded.facts.task_types, loaded.facts.is_shadow) = (config.task_types, config.is_shadow);
-        loaded.draft_ahead = config.draft_ahead;
-        return start(loaded, &config.worker, discovery, &lifetime, &health).await;
+        let loaded = worker::synthetic::load(&config.worker, synthetic, Role::Draft)?;
+        return start_model(loaded, config, (discovery, &lifetime, &health)).await;
     }
-    match config.method {
-        DraftMethod::Model => {
-            let worker = config.worker.clone();
-            let role_logic = propose::Propose { keeps_candidates: config.draft_ahead > 0 };
-            match config.target_tokenizer.clone() {
-                None => {
-                    let loading = tokio::task::spawn_blocking(move || load(&worker, Role::Draft, role_logic));
-                    start_model(loading.await??, config, (discovery, &lifetime, &health)).await
-                }
-                Some(tokenizer) => {
-                    let load = move || translated::load(&worker, &tokenizer, role_logic);
-                    let loading = tokio::task::spawn_blocking(load);
-                    start_model(loading.await??, config, (discovery, &lifetime, &health)).await
-                }
-            }
+    let worker = config.worker.clone();
+    let role_logic = propose::Propose { keeps_candidates: config.draft_ahead > 0 };
+    match (config.method, config.target_tokenizer.clone()) {
+        (DraftMethod::Model, None) => {
+            let loaded = load_blocking(move || load(&worker, Role::Draft, role_logic, None)).await?;
+            start_model(loaded, config, (discovery, &lifetime, &health)).await
         }
-        DraftMethod::Ngram => start(ngram(&config), &config.worker, discovery, &lifetime, &health).await,
+        (DraftMethod::Model, Some(tokenizer)) => {
+            let loaded = load_blocking(move || translated::load(&worker, &tokenizer, role_logic)).await?;
+            start_model(loaded, config, (discovery, &lifetime, &health)).await
+        }
+        (DraftMethod::Ngram, _) => start(ngram(&config), &config.worker, discovery, &lifetime, &health).await,
     }
 }
 
+/// Loads on a thread that may block.
+async fn load_blocking<M: StepExecutor>(
+    load: impl FnOnce() -> anyhow::Result<LoadedWorker<M>> + Send + 'static,
+) -> anyhow::Result<LoadedWorker<M>> {
+    tokio::task::spawn_blocking(load).await?
+}
+
+/// Starts a worker that drafts with a model, real or simulated.
 async fn start_model<M: StepExecutor>(
     mut loaded: LoadedWorker<M>,
     config: DraftConfig,
@@ -91,11 +90,5 @@ fn ngram(config: &DraftConfig) -> LoadedWorker<ngram::NgramExecutor> {
         batch_times: Vec::new(),
         cpu: None,
     };
-    LoadedWorker {
-        executor: ngram::NgramExecutor::default(),
-        facts,
-        assets: None,
-        draft_ahead: 0,
-        round_trip: Duration::ZERO,
-    }
+    LoadedWorker::new(ngram::NgramExecutor::default(), facts, None)
 }

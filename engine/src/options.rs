@@ -75,9 +75,9 @@ pub struct LoadOptions {
     pub max_model_len: Option<u32>,
 }
 
-/// Id of an open sequence. Never reused, so that a stale id is detected.
+/// Id of an open sequence. An engine never reuses one, so that a stale id is detected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SlotId(pub(crate) u64);
+pub struct SlotId(pub u64);
 
 /// One sequence's part of a forward.
 #[derive(Debug, Clone, Copy)]

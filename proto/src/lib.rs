@@ -44,6 +44,9 @@ pub const SAMPLING_SCHEME: &str = "philox4x32-10/gumbel52/v1";
 /// Maximum encoded size of a frame; larger ones are split.
 pub const MAX_FRAME_BYTES: usize = 1 << 20;
 
+/// Maximum size of an asset, and of all assets of a worker together, in bytes.
+pub const MAX_ASSET_BYTES: u64 = 256 << 20;
+
 /// A field of a frame that is out of bounds.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]

@@ -8,7 +8,7 @@ function state(worker) {
   if (worker.draining) return bad(`draining: ${worker.draining}`);
   if (worker.is_on_trial) return el("span", { class: "state good" }, "on trial");
   const { health, target_health: target } = worker;
-  if (health?.is_out) return bad(`silent for ${formatNumber(health.out_ms / 1e3)} s`);
+  if (health?.is_silent) return bad(`silent for ${formatNumber(health.silent_ms / 1e3)} s`);
   if (target?.is_silent) return bad("silent");
   if (target?.is_open) return bad("avoided after failures");
   return el("span", { class: "state good" }, "healthy");
@@ -59,7 +59,7 @@ function trialTables({ shadows, rollout }) {
 export async function show() {
   const report = await getJson("/debug/lanes");
   const { workers, waiting_for_target: waiting } = report;
-  const columns = ["State", "Address", "Serves", "Sequences", "KV reserved", "Wire, ms", "Outages", "Missed deadlines", "Drain"];
+  const columns = ["State", "Address", "Serves", "Sequences", "KV reserved", "Network, ms", "Outages", "Missed deadlines", "Drain"];
   const row = (worker) => {
     const faults = worker.health ?? worker.target_health;
     const serves = worker.task_types.length ? `${worker.model} (${worker.task_types.join(", ")})` : worker.model;

@@ -3,7 +3,7 @@
 import { getJson } from "./api.js";
 import { byId, el, formatNumber, number, plural, svg, table } from "./dom.js";
 
-const PARTS = { queue: "queue", prefill: "prefill at the target", draft: "draft forward", wire: "wire, and waiting for a CPU core", wait: "router", verify: "verification" };
+const PARTS = { queue: "queue", prefill: "prefill at the target", draft: "draft forward", wire: "network, and waiting for a CPU core", wait: "router", verify: "verification" };
 const WIDTH = 1000;
 const ROW = 14;
 const LABELS = 120;
@@ -13,15 +13,15 @@ function timeOutsideForward(step) {
   return Math.max((step.answered_us ?? step.sent_us) - step.sent_us - step.queue_us - step.compute_us, 0);
 }
 
-/** The median wire time of the target's steps after the prompt, which take one forward each. */
+/** The median network time of the target's steps after the prompt, which take one forward each. */
 function medianWireUs(steps) {
   const wireTimes = steps.filter(({ step, isPrompt }) => step.role === "target" && !isPrompt && step.answered_us).map(({ step }) => timeOutsideForward(step));
   wireTimes.sort((a, b) => a - b);
   return wireTimes[wireTimes.length >> 1] ?? 0;
 }
 
-/** The parts of one step: queue and compute as the worker reported them; the rest of the round trip is the wire. A long prompt takes several
- * forwards, of which only the last is reported: the time of its step beyond the median wire time counts as prefill. */
+/** The parts of one step: queue and compute as the worker reported them; the rest of the round trip is network time. A long prompt takes several
+ * forwards, of which only the last is reported: the time of its step beyond the median network time counts as prefill. */
 function partsOf(step, isPrompt, wireUs) {
   const end = step.answered_us ?? step.sent_us;
   const forwards = step.reply === "proposal" ? Math.max(step.num_tokens, 1) : 1;

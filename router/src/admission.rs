@@ -2,13 +2,12 @@
 //! admitted as a whole, in the order of `scheduling::fair_queue`: by priority with aging, fair between API
 //! keys, then by arrival. Its [`Permit`] travels inside the response and is released when the response ends
 //! or is dropped. If the queue is full, the request fails with [`RouterError::Overloaded`] before the first
-//! byte.
+//! byte, and if it waits too long, with [`RouterError::WaitedTooLong`].
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use scheduling::fair_queue::{FairQueue, Ticket};
+use scheduling::fair_queue::{NumberedQueue, Ticket};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -64,12 +63,8 @@ struct Gate {
 #[derive(Debug)]
 struct State {
     available: u32,
-    /// The waiting requests by number, and their order. All are in one lane, because the task type is not
-    /// known yet.
-    waiting: BTreeMap<u64, WaitingRequest>,
-    order: FairQueue<u64, (), u64>,
-    /// Number assigned to the next waiting request.
-    next_number: u64,
+    /// Without lanes, because the task type is not known yet.
+    waiting: NumberedQueue<WaitingRequest>,
     waits: WaitStats,
 }
 
@@ -93,9 +88,7 @@ impl Admission {
     pub fn new(limits: AdmissionLimits) -> Self {
         let state = State {
             available: limits.max_sequences,
-            waiting: BTreeMap::new(),
-            order: FairQueue::default(),
-            next_number: 0,
+            waiting: NumberedQueue::default(),
             waits: WaitStats::default(),
         };
         let gate = Gate { started_at: Instant::now(), state: Mutex::new(state) };
@@ -115,58 +108,45 @@ impl Admission {
             return Err(RouterError::invalid("n", message));
         }
         let (permit_tx, permit_rx) = oneshot::channel();
-        let _slot = {
+        let (_slot, evicted) = {
             let mut state = self.gate.state();
             // Waiting requests go first.
             if state.waiting.is_empty() && num_sequences <= state.available {
                 state.waits.observe(priority, Duration::ZERO);
                 return Ok(self.gate.grant(&mut state, num_sequences));
             }
-            if state.waiting.len() >= self.limits.max_waiting_requests && !state.evict_for(fair_queue_key) {
-                return Err(RouterError::Overloaded { what: QUEUE });
+            let mut evicted = None;
+            if state.waiting.len() >= self.limits.max_waiting_requests {
+                let newest = state.waiting.evict_for(fair_queue_key);
+                evicted = Some(newest.ok_or(RouterError::Overloaded { what: QUEUE })?);
             }
-            let number = state.next_number;
-            state.next_number += 1;
             let cost = f64::from(num_sequences);
             let since = self.gate.started_at.elapsed();
             let ticket = Ticket { priority, weight: 1.0, cost, arrived: since, since };
-            state.order.push(fair_queue_key, (), ticket, number);
-            state.waiting.insert(number, WaitingRequest { num_sequences, priority, since, permit_tx });
-            QueueSlot { gate: &self.gate, number }
+            let request = WaitingRequest { num_sequences, priority, since, permit_tx };
+            let number = state.waiting.push(fair_queue_key, ticket, request);
+            (QueueSlot { gate: &self.gate, number }, evicted)
         };
+        // Outside the lock, as this wakes its waiting future.
+        drop(evicted);
         // It may go before a larger one that waits for more capacity than is free.
         self.gate.admit_waiting();
         match tokio::time::timeout(self.wait_max, permit_rx).await {
             // The sender was dropped: the request was evicted in favor of another key.
             Ok(permit) => permit.map_err(|_| RouterError::Overloaded { what: QUEUE }),
-            Err(_) => Err(RouterError::Overloaded { what: "the router (timed out waiting for admission)" }),
+            Err(_) => Err(RouterError::WaitedTooLong { what: "the router", waited: self.wait_max }),
         }
     }
 
     /// How long requests waited here, by priority.
     pub fn waits(&self) -> Vec<WaitReport> {
         let state = self.gate.state();
-        state.waits.report(&state.order.waiting(), self.gate.started_at.elapsed())
+        state.waits.report(&state.waiting.waiting(), self.gate.started_at.elapsed())
     }
 
     /// Number of sequences that could be admitted now.
     pub fn available(&self) -> usize {
         self.gate.state().available as usize
-    }
-}
-
-impl State {
-    /// Makes room for a request of `key`, if another key has more of them. So no key can keep others out of the
-    /// queue. Returns whether there is room.
-    fn evict_for(&mut self, key: u64) -> bool {
-        // Dropping it tells the waiting future.
-        self.order.newest_of_busiest(key).and_then(|number| self.remove(number)).is_some()
-    }
-
-    /// Removes a request if it still waits.
-    fn remove(&mut self, number: u64) -> Option<WaitingRequest> {
-        self.order.remove(number);
-        self.waiting.remove(&number)
     }
 }
 
@@ -193,13 +173,13 @@ impl Gate {
     fn next_admission(self: &Arc<Self>) -> Option<(oneshot::Sender<Permit>, Permit)> {
         let mut state = self.state();
         let now = self.started_at.elapsed();
-        let number = state.order.peek(now)?;
-        if state.waiting.get(&number)?.num_sequences > state.available {
+        let State { available, waiting, waits } = &mut *state;
+        let (number, next) = waiting.peek(now)?;
+        if next.num_sequences > *available {
             return None;
         }
-        state.order.serve(number);
-        let WaitingRequest { num_sequences, priority, since, permit_tx, .. } = state.remove(number)?;
-        state.waits.observe(priority, now.saturating_sub(since));
+        let WaitingRequest { num_sequences, priority, since, permit_tx } = waiting.serve(number)?;
+        waits.observe(priority, now.saturating_sub(since));
         Some((permit_tx, self.grant(&mut state, num_sequences)))
     }
 }
@@ -220,7 +200,7 @@ struct QueueSlot<'a> {
 impl Drop for QueueSlot<'_> {
     fn drop(&mut self) {
         // Absent if it was admitted or evicted. Its lock must be released before the next line.
-        drop(self.gate.state().remove(self.number));
+        drop(self.gate.state().waiting.remove(self.number));
         // A cancelled request that was too large for the free capacity no longer blocks the ones behind it.
         self.gate.admit_waiting();
     }

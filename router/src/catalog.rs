@@ -46,12 +46,6 @@ pub struct Catalog {
     settings: Arc<BTreeMap<String, ModelSettings>>,
 }
 
-impl Default for Catalog {
-    fn default() -> Self {
-        Self::new(BTreeMap::new())
-    }
-}
-
 impl Catalog {
     /// Creates an empty list; models are published with these settings.
     pub fn new(settings: BTreeMap<String, ModelSettings>) -> Self {
@@ -83,13 +77,10 @@ impl Catalog {
     pub fn get(&self, id: &str) -> Result<Arc<ModelEntry>, RouterError> {
         let models = self.models.borrow();
         if models.is_empty() {
-            return Err(RouterError::Unavailable { reason: "no target worker has joined yet".into() });
+            let reason =
+                "no target worker has joined yet (operators: GET /health/ready and /debug/lanes at --admin)";
+            return Err(RouterError::Unavailable { reason: reason.into() });
         }
         models.get(id).cloned().ok_or_else(|| RouterError::ModelNotFound { model: id.to_owned() })
-    }
-
-    /// Subscribes to changes of the list.
-    pub fn subscribe(&self) -> watch::Receiver<Models> {
-        self.models.subscribe()
     }
 }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use service::accept::{ListenerConfig, ListenerFlags, RawListener};
 use service::config::{Faults, RawConfig};
 use service::process::{ProcessConfig, ProcessFlags, RawProcess};
-use service::tls::{RawServerTls, ServerTls, ServerTlsFlags};
+use service::tls::{ServerTls, ServerTlsFlags};
 use speculation::step::MAX_DRAFT_TOKENS;
 use speculation::tree::MAX_TREE_TOKENS;
 
@@ -24,7 +24,7 @@ use crate::lane_config::RawLane;
 use crate::request::Auth;
 use crate::request::check::{check_defaults, check_task_type};
 use crate::request::gateway::Objectives;
-use crate::workers::tls::{RawWorkerTls, WorkerTls, WorkerTlsFlags};
+use crate::workers::tls::{WorkerTls, WorkerTlsFlags};
 
 /// Maximum of `lame_duck_seconds`; no load balancer needs more.
 const LAME_DUCK_SECONDS_MAX: u64 = 600;
@@ -58,7 +58,7 @@ their limits:
   sha256:DIGEST alice models=demo priority=1 max_concurrent_requests=8
   KEY bob task_type=code requests_per_minute=60 tokens_per_minute=100000
   KEY carol admin=true
-admin=true: an operator's key, for drains, rollouts, /debug/lanes and the console at --admin.
+admin=true: an operator's key, for orders (/admin/*), /debug/lanes and the console at --admin.
 
 Decisions and their reasons: GET /debug/lanes. Metrics: GET /metrics. Both at --admin.
 Clients set a deadline for the whole response with the header x-request-timeout-ms, over gRPC with
@@ -75,7 +75,7 @@ Examples:
 /// Settings come from --config FILE (TOML), then OUTRIDER_* environment variables, then flags; later ones
 /// win.
 #[derive(Debug, Parser, Serialize)]
-#[command(name = "outrider-router", version, after_long_help = AFTER_HELP)]
+#[command(name = "outrider-router", version = service::release::version(), after_long_help = AFTER_HELP)]
 pub struct Flags {
     /// Address of the HTTP API
     #[arg(long, value_name = "ADDR")]
@@ -99,7 +99,8 @@ pub struct Flags {
     /// measurements
     #[arg(long, value_name = "auto|K")]
     pub draft_tokens: Option<DraftTokens>,
-    /// Maximum number of tokens drafted per round, also if a request asks for more
+    /// Maximum number of tokens drafted per round, also if a request, a lane or --draft-tokens asks for more;
+    /// 0: no drafting
     #[arg(long, value_name = "K")]
     pub max_draft_tokens: Option<u32>,
     /// Number of tokens in a draft that is a tree of candidates, unless the request sets it; 0: chains only,
@@ -113,7 +114,8 @@ pub struct Flags {
     /// Maximum number of sequences running at once
     #[arg(long, value_name = "N")]
     pub max_sequences: Option<u32>,
-    /// Maximum number of waiting requests; further ones are answered 429
+    /// Maximum number of waiting requests; further ones, and those that waited 30 s, are answered 429;
+    /// --queue-wait-seconds counts from the end of this wait
     #[arg(long, value_name = "N")]
     pub max_waiting_requests: Option<usize>,
     /// Number of tokenizer threads
@@ -126,7 +128,8 @@ pub struct Flags {
     /// How long a sequence that is new or has lost its target waits for a target of its model to appear
     #[arg(long, value_name = "SECONDS")]
     pub target_wait_seconds: Option<u64>,
-    /// How long a request waits for its first target while all are full, before it is answered 429
+    /// How long a request, once admitted, waits for its first target while all are full, before it is
+    /// answered 429
     #[arg(long, value_name = "SECONDS")]
     pub queue_wait_seconds: Option<u64>,
     /// Tokens replayed per second, for each target of the model, for sequences that lost their target; 0:
@@ -146,6 +149,10 @@ pub struct Flags {
     /// rollout
     #[arg(long, value_name = "SHARE")]
     pub shadow_share: Option<f64>,
+    /// Write a line to the log for each request, with its API key's name, model, status, tokens and times,
+    /// and no text; --log must let router::access=info pass
+    #[arg(long, value_name = "true|false")]
+    pub access_log: Option<bool>,
     /// File to which finished requests are appended, prompt and answer, one line of JSON each, for distilling
     /// a draft: only of API keys with log_requests=true, or of all clients without --api-keys; never requests
     /// with `store: false`
@@ -198,6 +205,7 @@ pub struct RawRouter {
     pair_check: Vec<String>,
     scaling_tpot_ms: u64,
     shadow_share: f64,
+    access_log: bool,
     request_log: Option<PathBuf>,
     request_log_mib: u64,
     lame_duck_seconds: u64,
@@ -210,9 +218,9 @@ pub struct RawRouter {
     #[serde(flatten)]
     listener: RawListener,
     #[serde(flatten)]
-    tls: RawServerTls,
+    tls: ServerTlsFlags,
     #[serde(flatten)]
-    worker_tls: RawWorkerTls,
+    worker_tls: WorkerTlsFlags,
     #[serde(flatten)]
     process: RawProcess,
 }
@@ -240,6 +248,7 @@ impl Default for RawRouter {
             pair_check: Vec::new(),
             scaling_tpot_ms: 0,
             shadow_share: 0.1,
+            access_log: false,
             request_log: None,
             request_log_mib: 256,
             lame_duck_seconds: 0,
@@ -247,8 +256,8 @@ impl Default for RawRouter {
             models: BTreeMap::new(),
             objectives: Objectives::new(),
             listener: RawListener::default(),
-            tls: RawServerTls::default(),
-            worker_tls: RawWorkerTls::default(),
+            tls: ServerTlsFlags::default(),
+            worker_tls: WorkerTlsFlags::default(),
             process: RawProcess::default(),
         }
     }
@@ -290,6 +299,8 @@ pub struct RouterConfig {
     pub scheduler: SchedulerConfig,
     /// Command of the console's page *Pair*; empty: none.
     pub pair_check: Vec<String>,
+    /// Whether the process's log has a line for each request.
+    pub access_log: bool,
     /// Log of finished requests; `None` if disabled.
     pub request_log: Option<RequestLogConfig>,
     /// TLS settings for clients; `None`: plain text.
@@ -354,6 +365,7 @@ impl RawConfig for RawRouter {
                 rules: Rules::default(),
             },
             pair_check: self.pair_check,
+            access_log: self.access_log,
             request_log: self
                 .request_log
                 .map(|path| RequestLogConfig { path, bytes_max: self.request_log_mib << 20 }),
@@ -371,35 +383,25 @@ impl RawRouter {
             format!("{} is over the limit of {limit}", self.max_draft_tokens)
         });
         if let DraftTokens::Fixed(k) = self.draft_tokens {
-            faults.check("draft_tokens", k <= self.max_draft_tokens, || {
-                format!("{k} is over max_draft_tokens, which is {}", self.max_draft_tokens)
-            });
+            faults.check("draft_tokens", k <= limit, || format!("{k} is over the limit of {limit}"));
         }
         if let DraftTokens::Fixed(tokens) = self.tree_tokens {
             faults.check("tree_tokens", tokens as usize <= MAX_TREE_TOKENS, || {
                 format!("{tokens} is over the limit of {MAX_TREE_TOKENS}")
             });
         }
-        faults.check("shadow_share", (0.0..=1.0).contains(&self.shadow_share), || {
-            format!("{} is not between 0 and 1", self.shadow_share)
-        });
+        faults.check_between("shadow_share", self.shadow_share, 0.0..=1.0);
     }
 
     fn validate_limits(&self, faults: &mut Faults) {
-        faults.check("max_sequences", self.max_sequences > 0, || "must be at least 1".to_owned());
-        faults.check("tokenize_threads", (1..=64).contains(&self.tokenize_threads), || {
-            format!("{} is not between 1 and 64", self.tokenize_threads)
-        });
-        faults.check("target_deadline_seconds", self.target_deadline_seconds > 0, || {
-            "must be at least 1".to_owned()
-        });
-        faults.check("queue_wait_seconds", self.queue_wait_seconds > 0, || "must be at least 1".to_owned());
+        faults.check_positive("max_sequences", self.max_sequences);
+        faults.check_between("tokenize_threads", self.tokenize_threads, 1..=64);
+        faults.check_positive("target_deadline_seconds", self.target_deadline_seconds);
+        faults.check_positive("queue_wait_seconds", self.queue_wait_seconds);
         faults.check("lame_duck_seconds", self.lame_duck_seconds <= LAME_DUCK_SECONDS_MAX, || {
             format!("{} is over {LAME_DUCK_SECONDS_MAX}", self.lame_duck_seconds)
         });
-        faults.check("request_log_mib", (1..=REQUEST_LOG_MIB_MAX).contains(&self.request_log_mib), || {
-            format!("{} is not between 1 and {REQUEST_LOG_MIB_MAX}", self.request_log_mib)
-        });
+        faults.check_between("request_log_mib", self.request_log_mib, 1..=REQUEST_LOG_MIB_MAX);
     }
 
     fn validate_models(&self, faults: &mut Faults) {
@@ -427,7 +429,7 @@ impl RawRouter {
             if let Err(error) = check_task_type(task_type) {
                 faults.add(&format!("lanes.{task_type}"), error);
             }
-            lanes.insert(task_type.clone(), lane.validate(task_type, self.max_draft_tokens, faults));
+            lanes.insert(task_type.clone(), lane.validate(task_type, faults));
         }
         lanes
     }
@@ -435,8 +437,28 @@ impl RawRouter {
 
 #[cfg(test)]
 mod tests {
+    use scheduling::scheduler::policy::SpeculationRequest;
+
     use super::*;
     use crate::catalog::settings::RequestDefaults;
+
+    #[test]
+    fn one_setting_turns_off_all_drafts() {
+        let lane = serde_json::from_str(r#"{"max_k": 6}"#).unwrap();
+        let lanes = BTreeMap::from([("code".to_owned(), lane)]);
+        let draft_tokens = DraftTokens::Fixed(4);
+        let mut faults = Faults::new();
+        let config = RawRouter { max_draft_tokens: 0, draft_tokens, lanes, ..RawRouter::default() }
+            .validate(&mut faults)
+            .unwrap();
+        assert!(faults.is_empty());
+        let policy = config.scheduler.policy;
+        for task_type in ["code", "other"] {
+            let request = SpeculationRequest { num_draft_tokens: Some(8), ..SpeculationRequest::default() };
+            assert_eq!(policy.lane(task_type).max_k, 0);
+            assert_eq!(policy.pinned_draft_tokens(task_type, &request), Some(0));
+        }
+    }
 
     #[test]
     fn every_fault_is_reported_with_its_setting() {
@@ -448,12 +470,14 @@ mod tests {
         let models = models.map(|(name, settings)| (name.to_owned(), settings)).into();
         let mut faults = Faults::new();
         let allowed_origins = vec!["chat.example".to_owned()];
-        RawRouter { models, allowed_origins, ..RawRouter::default() }.validate(&mut faults);
+        let draft_tokens = DraftTokens::Fixed(33);
+        RawRouter { models, allowed_origins, draft_tokens, ..RawRouter::default() }.validate(&mut faults);
         let message = faults.finish().unwrap_err().to_string();
         for expected in [
             "models.a: serves is `b`, which is an alias itself",
             "models.hot: temperature must be between 0 and 2, not 3",
             "allowed_origins: `chat.example` is not an origin",
+            "draft_tokens: 33 is over the limit of 32",
         ] {
             assert!(message.contains(expected), "{expected} is missing from {message}");
         }

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::time::Duration;
 
 use http::StatusCode;
@@ -135,6 +136,18 @@ pub enum RouterError {
         /// Which limit.
         what: &'static str,
     },
+    /// All capacity was in use for as long as a request may wait; retry later.
+    #[error(
+        "{what} had no capacity within {0} s: retry after {0} s, or send fewer or shorter requests",
+        ceil_seconds(*.waited)
+    )]
+    WaitedTooLong {
+        /// What has the capacity, such as "the router".
+        what: &'static str,
+        /// How long the request waited. Others wait as well, so a retry before the same time has passed would
+        /// most likely wait in vain again.
+        waited: Duration,
+    },
     /// A limit of the API key is reached; retry later.
     #[error("this API key is limited to {limit}: retry after {} s", ceil_seconds(*.retry_after))]
     RateLimited {
@@ -173,7 +186,10 @@ pub enum RouterError {
     #[error("the router is shutting down: retry after {} s", RETRY_AFTER.as_secs())]
     Draining,
     /// A worker cannot serve the request.
-    #[error("the target refused the sequence: {reason}")]
+    #[error(
+        "the target refused the sequence: {reason}; operators: see the target's log (docs/runbook.md, \
+         OutriderRequestsFail)"
+    )]
     Refused {
         /// The worker's message.
         reason: String,
@@ -224,6 +240,16 @@ impl RouterError {
     /// Creates an error about a field.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::InvalidRequest { message: message.into(), param: Some(param.into()) }
+    }
+
+    /// Creates the error of a field whose value is not what it must be.
+    pub fn must_be(field: &str, expected: impl Display) -> Self {
+        Self::invalid(field, format!("{field} must be {expected}"))
+    }
+
+    /// Creates the error of a field whose value is none of the known ones.
+    pub fn not_one_of(field: &str, known: &[&str], value: &str) -> Self {
+        Self::must_be(field, format_args!("one of {}, not `{value}`", known.join(", ")))
     }
 
     /// Returns the row of this error.
@@ -277,7 +303,7 @@ impl RouterError {
             }
             Self::UnsupportedMediaType { .. } => unsupported("unsupported_media_type"),
             Self::UnsupportedEncoding { .. } => unsupported("unsupported_encoding"),
-            Self::Overloaded { .. } => as_retryable(rate_limited("overloaded")),
+            Self::Overloaded { .. } | Self::WaitedTooLong { .. } => as_retryable(rate_limited("overloaded")),
             Self::RateLimited { .. } => {
                 ErrorMapping { label: "rate_limited", ..as_retryable(rate_limited("rate_limit_exceeded")) }
             }
@@ -300,7 +326,9 @@ impl RouterError {
     /// Seconds to wait before a retry; `None` if a retry cannot succeed.
     pub fn retry_after_seconds(&self) -> Option<u64> {
         match self {
-            Self::RateLimited { retry_after, .. } => Some(ceil_seconds(*retry_after)),
+            Self::RateLimited { retry_after: wait, .. } | Self::WaitedTooLong { waited: wait, .. } => {
+                Some(ceil_seconds(*wait))
+            }
             _ => self.mapping().retryable.then_some(RETRY_AFTER.as_secs()),
         }
     }
@@ -415,81 +443,4 @@ impl From<RouterError> for tonic::Status {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn retryable_errors_are_those_that_a_client_library_retries() {
-        for error in [
-            RouterError::Overloaded { what: "the queue" },
-            RouterError::Draining,
-            RouterError::Unavailable { reason: "no target".into() },
-            RouterError::RateLimited { limit: "1 requests per minute".into(), retry_after: Duration::ZERO },
-        ] {
-            let mapping = error.mapping();
-            assert!(mapping.retryable && matches!(mapping.status.as_u16(), 429 | 503), "{error}");
-            assert!(tonic::Status::from(error).metadata().contains_key("retry-after"));
-        }
-        assert!(!RouterError::invalid("n", "n must be positive").mapping().retryable);
-    }
-
-    #[test]
-    fn retry_after_is_rounded_up_to_whole_seconds() {
-        for (millis, seconds) in [(0, 1), (1, 1), (1_000, 1), (1_001, 2), (59_999, 60)] {
-            let retry_after = Duration::from_millis(millis);
-            let error = RouterError::RateLimited { limit: "1 requests per minute".into(), retry_after };
-            assert_eq!(error.retry_after_seconds(), Some(seconds));
-            assert!(error.to_string().ends_with(&format!("retry after {seconds} s")), "{error}");
-        }
-        assert_eq!(RouterError::Draining.retry_after_seconds(), Some(1));
-        assert_eq!(RouterError::SlowClient.retry_after_seconds(), None);
-    }
-
-    #[test]
-    fn messages_are_one_lowercase_line_without_a_full_stop() {
-        for error in [
-            RouterError::ContextLengthExceeded {
-                max_model_len: 2048,
-                prompt_tokens: 2049,
-                excess: Excess::Prompt,
-                param: "prompt",
-            },
-            RouterError::BodyTooLarge { limit: 7 },
-            RouterError::RateLimited {
-                limit: "60 requests per minute".into(),
-                retry_after: Duration::from_millis(2_001),
-            },
-            RouterError::SlowClient,
-            RouterError::Refused { reason: "logits hold a NaN".into() },
-            RouterError::Quarantined {
-                reason: "this request ran at 4 target workers in a row that failed".into(),
-            },
-        ] {
-            let text = error.to_string();
-            assert!(!text.contains('\n') && !text.ends_with('.'), "{text}");
-            assert!(text.starts_with(|c: char| c.is_lowercase()), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_long_text_loses_its_middle_and_no_part_of_a_character() {
-        for character in ["x", "\u{e9}", "\u{20ac}", "\u{1F600}"] {
-            for num_chars in (1_000..1_050).chain([100_000]) {
-                let message = format!("n: {} is wrong", character.repeat(num_chars));
-                let error = RouterError::invalid(message.clone(), message.clone());
-                let (clipped, param) = (error.message(), error.param().expect("a field").into_owned());
-                if message.len() <= MESSAGE_BYTES_MAX {
-                    assert_eq!(clipped, message);
-                } else {
-                    assert!(
-                        (MESSAGE_BYTES_MAX - 8..=MESSAGE_BYTES_MAX).contains(&clipped.len()),
-                        "{clipped}"
-                    );
-                    let rest = clipped.replacen('\u{2026}', "", 1).replace(character, "");
-                    assert_eq!(rest, "n:  is wrong");
-                }
-                assert!((PARAM_BYTES_MAX - 8..=PARAM_BYTES_MAX).contains(&param.len()), "{param}");
-            }
-        }
-    }
-}
+mod tests;

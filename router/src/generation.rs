@@ -21,8 +21,7 @@ use speculation::step::PromptLogprobs;
 use speculation::{FinishReason, SequenceSpec, TokenId, TokenLogprobs};
 
 pub use self::channel::{
-    Delivery, GenerationSink, GenerationStream, MAX_UNREAD_BYTES, MAX_UNREAD_EVENTS, UnreadBytes, channel,
-    wait_started,
+    GenerationSink, GenerationStream, MAX_UNREAD_BYTES, MAX_UNREAD_EVENTS, UnreadBytes, channel, wait_started,
 };
 use crate::error::RouterError;
 
@@ -84,7 +83,7 @@ pub enum GenerationEvent {
 impl GenerationEvent {
     /// Size while the event is unread. The prompt's log probabilities count as 0: they arrive once, and the
     /// window limits their number.
-    fn num_bytes(&self) -> usize {
+    pub(crate) fn num_bytes(&self) -> usize {
         let payload = match self {
             Self::Tokens(tokens) => {
                 let entries = tokens

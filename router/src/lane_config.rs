@@ -19,22 +19,17 @@ pub struct RawLane {
 }
 
 impl RawLane {
-    /// Checks the policy of `task_type`.
-    pub fn validate(&self, task_type: &str, max_draft_tokens: u32, faults: &mut Faults) -> LanePolicy {
+    /// Checks the policy of `task_type`. A maximum over `max_draft_tokens` is no fault: the smaller one
+    /// applies, and an operator can turn off all drafts with one setting.
+    pub fn validate(&self, task_type: &str, faults: &mut Faults) -> LanePolicy {
         let field = |name: &str| format!("lanes.{task_type}.{name}");
-        let limit = max_draft_tokens.min(MAX_DRAFT_TOKENS as u32);
+        let limit = MAX_DRAFT_TOKENS as u32;
         let max_k = self.max_k.unwrap_or(limit);
-        faults.check(&field("max_k"), max_k <= limit, || {
-            format!("{max_k} is over max_draft_tokens, which is {limit}")
-        });
+        faults.check(&field("max_k"), max_k <= limit, || format!("{max_k} is over the limit of {limit}"));
         let min_acceptance = self.min_acceptance.unwrap_or(0.0);
-        faults.check(&field("min_acceptance"), (0.0..=1.0).contains(&min_acceptance), || {
-            format!("{min_acceptance} is not between 0 and 1")
-        });
+        faults.check_between(&field("min_acceptance"), min_acceptance, 0.0..=1.0);
         let weight = self.weight.unwrap_or(1.0);
-        faults.check(&field("weight"), (0.01..=100.0).contains(&weight), || {
-            format!("{weight} is not between 0.01 and 100")
-        });
+        faults.check_between(&field("weight"), weight, 0.01..=100.0);
         let acceptance = self.acceptance.as_deref().unwrap_or("coupled");
         let mode = parse_acceptance_mode(acceptance);
         faults.check(&field("acceptance"), mode.is_some(), || {
@@ -64,16 +59,16 @@ mod tests {
     fn every_fault_of_a_lane_is_reported_with_its_field() {
         let mut faults = Faults::new();
         let raw = RawLane {
-            max_k: Some(9),
+            max_k: Some(33),
             min_acceptance: Some(1.5),
             weight: Some(0.0),
             acceptance: Some("lossy".to_owned()),
             ..RawLane::default()
         };
-        raw.validate("code", 8, &mut faults);
+        raw.validate("code", &mut faults);
         let message = faults.finish().unwrap_err().to_string();
         for expected in [
-            "lanes.code.max_k: 9 is over max_draft_tokens, which is 8",
+            "lanes.code.max_k: 33 is over the limit of 32",
             "lanes.code.min_acceptance: 1.5 is not between 0 and 1",
             "lanes.code.weight: 0 is not between 0.01 and 100",
             "lanes.code.acceptance: `lossy` is unknown, expected coupled, rejection or typical",

@@ -7,7 +7,6 @@ use std::process::ExitCode;
 use mimalloc::MiMalloc;
 use router::config::{Flags, RawRouter};
 use router::serve::SCHEDULER_THREADS;
-use service::config::{self, ENV_PREFIX};
 
 /// Ids and events are allocated on the scheduler's thread and freed on others, or by the hundred after a
 /// frame. glibc's allocator takes an eighth of the scheduler's instructions for that.
@@ -15,16 +14,11 @@ use service::config::{self, ENV_PREFIX};
 static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
-    let flags = match config::parse_flags::<RawRouter, Flags>() {
-        Ok(flags) => flags,
-        Err(code) => return code,
-    };
-    let config = match config::load::<RawRouter>(&flags, flags.process.config.as_deref(), ENV_PREFIX) {
-        Ok(config) => config,
-        Err(error) => return config::report(&error),
-    };
-    let process = config.process.clone();
-    service::process::run(SCHEDULER_THREADS, "outrider-router", &process, |lifetime, health| async move {
-        router::serve::serve(config, lifetime, health).await.map(drop)
-    })
+    service::process::main::<RawRouter, Flags, _>(
+        SCHEDULER_THREADS,
+        "outrider-router",
+        |flags| flags.process.config.as_deref(),
+        |config| &config.process,
+        |config, lifetime, health| async move { router::serve::serve(config, lifetime, health).await.map(drop) },
+    )
 }

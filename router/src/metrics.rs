@@ -21,7 +21,7 @@ use speculation::sequence::Anomaly;
 use speculation::{FinishReason, Role};
 
 use self::handles::VerifiedDraftCounters;
-pub use self::handles::{GaugeGuard, LaneMetrics, ModelMetrics, RequestLogMetrics, WorkerMetrics};
+pub use self::handles::{LaneMetrics, ModelMetrics, RequestLogMetrics, WorkerMetrics};
 use self::kv_pools::CacheConfigLabels;
 pub use self::kv_pools::KvPools;
 use self::names::*;
@@ -365,7 +365,7 @@ impl RouterMetrics {
         self.families.lookup_accepted_tokens.get_or_create(&labels).inc_by(num_accepted.into());
     }
 
-    /// Counts a draft worker marked unavailable.
+    /// Counts a draft worker that became silent.
     pub fn count_draft_outage(&self) {
         self.families.draft_outages.inc();
     }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use service::accept::{Connections, Listener};
+use service::accept::{Connections, Listener, bind};
 use service::discovery::{self, Discovery};
 use service::health::{Health, serve_admin};
 use service::metrics::Metrics;
@@ -29,7 +29,7 @@ use crate::console::console_app;
 use crate::console::pair::PairCheck;
 use crate::metrics::RouterMetrics;
 use crate::pipeline::AppState;
-use crate::pipeline::response_memory::ResponseMemory;
+use crate::pipeline::buffer_memory::BufferMemory;
 use crate::pipeline::response_store::ResponseStore;
 use crate::request::Auth;
 use crate::request_log::RequestLog;
@@ -78,7 +78,7 @@ pub async fn serve_with(
     let sockets = Sockets::bind(&config).await?;
     let addresses = sockets.addresses()?;
 
-    let metrics_page = Metrics::new();
+    let metrics_page = Metrics::of_process();
     let connections = Connections::new(config.listener, &metrics_page);
     presented_certificates(&config).register(&metrics_page);
     let metrics = RouterMetrics::register(&metrics_page);
@@ -87,8 +87,7 @@ pub async fn serve_with(
     health.set_not_ready("no target worker is connected");
     let policy = Arc::new(config.scheduler.policy.clone());
     let timelines = Timelines::default();
-    let driver =
-        Driver::new(config.scheduler, metrics.clone(), health.clone()).with_timelines(timelines.clone());
+    let driver = Driver::new(config.scheduler, metrics.clone(), health.clone(), timelines.clone());
     let identity = RouterIdentity { router_id: rand::random(), tls: config.worker_tls };
     let registry = Arc::new(Registry::new(identity, catalog.clone(), worker_events));
     let task_lifetime = lifetime.clone();
@@ -102,7 +101,8 @@ pub async fn serve_with(
         drop(tokio::join!(driver, registry));
     })?;
 
-    lifetime.spawn("pool gauges", pool_gauges::run(scheduler.clone(), metrics.clone(), lifetime.clone()));
+    let gauges = pool_gauges::run(scheduler.clone(), metrics.clone());
+    lifetime.spawn("pool gauges", lifetime.until_cancelled(gauges));
 
     let state = AppState {
         generation: Arc::new(scheduler),
@@ -115,24 +115,31 @@ pub async fn serve_with(
         objectives: Arc::new(config.objectives),
         tokenize: TokenizePool::start(config.tokenize_threads, &lifetime, metrics.tokenize_queue())?,
         request_log: start_request_log(config.request_log, &lifetime, &metrics)?,
+        access_log: config.access_log,
         metrics,
         keep_alive: KEEP_ALIVE,
-        response_memory: ResponseMemory::default(),
+        response_memory: BufferMemory::of_responses(),
+        body_memory: BufferMemory::of_request_bodies(),
         responses: ResponseStore::default(),
         lifetime,
     };
     let pair = PairCheck::new(config.pair_check, state.lifetime.clone());
     let admin = admin_app(state.clone()).merge(console_app(state.clone(), timelines, pair));
     let admin = protected(admin, addresses.admin, &state.auth);
-    let http_hosts = match config.tls {
-        None => AllowedHosts::at(addresses.http, &state.auth),
-        // A foreign host fails in the browser: the certificate is for another name.
-        Some(_) => AllowedHosts::Any,
-    };
-    let http = allow_origins(http_app(state.clone(), http_hosts), &config.allowed_origins);
+    let hosts = allowed_hosts(&config.tls, addresses.http, &state.auth);
+    let http = allow_origins(http_app(state.clone(), hosts), &config.allowed_origins);
     sockets.serve(state, Apps { http, admin }, config.tls, &connections).await?;
     tracing::info!(http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin, "listening");
     Ok(addresses)
+}
+
+/// Names by which browsers may reach the HTTP API.
+fn allowed_hosts(tls: &Option<ServerTls>, address: SocketAddr, auth: &Auth) -> AllowedHosts {
+    match tls {
+        None => AllowedHosts::at(address, auth),
+        // A foreign host fails in the browser: the certificate is for another name.
+        Some(_) => AllowedHosts::Any,
+    }
 }
 
 fn presented_certificates(config: &RouterConfig) -> PresentedCertificates<'_> {
@@ -222,10 +229,6 @@ fn start_scheduler(
     let runtime = runtime.context("cannot start the scheduler's runtime")?;
     lifetime.spawn_essential_thread("scheduler", move || runtime.block_on(driver))?;
     Ok(())
-}
-
-async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! Cost of a step: the step times that a worker profiled at its start, corrected by measured times, and the
-//! network delay. Second part of the choice of k ([`crate::acceptance_by_position`], cost,
+//! network time. Second part of the choice of k ([`crate::acceptance_by_position`], cost,
 //! [`crate::draft_length`]). Reads no clock: durations are passed in.
 
 mod kv_cost;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::drafted_ahead::DraftedAhead;
 use crate::prompt_time::PromptTime;
-use crate::smoothing::{EWMA_WINDOW, LONG_EWMA_WINDOW};
+use crate::smoothing::{EWMA_WINDOW, LONG_EWMA_WINDOW, toward};
 use residuals::{ROWS_CLASSES, Residuals, rows_class};
 pub use step_times::{BatchTimePoint, ForwardShape, PROFILED_ROWS, StepTimePoint, StepTimes};
 
@@ -83,8 +83,8 @@ impl WorkerCost {
         }
         let observed = &mut self.observed[rows_class(rows)];
         observed.weight = (observed.weight + 1.0).min(EWMA_WINDOW);
-        observed.rows += (rows - observed.rows) / observed.weight;
-        observed.micros += (took - self.times.kv_us(forward) - observed.micros) / observed.weight;
+        toward(&mut observed.rows, rows, observed.weight);
+        toward(&mut observed.micros, took - self.times.kv_us(forward), observed.weight);
     }
 
     /// Records a reply that took `waited`, of which the worker was busy or had it in its queue for `worked`;
@@ -189,8 +189,8 @@ pub fn duration_of_micros(micros: f64) -> Duration {
 mod tests {
     use super::*;
 
-    fn point(rows: u32, kv_tokens: u64, micros: u64) -> StepTimePoint {
-        StepTimePoint { rows, kv_tokens, micros }
+    fn point(rows: u32, context: u64, micros: u64) -> StepTimePoint {
+        StepTimePoint { rows, context, micros }
     }
 
     #[test]

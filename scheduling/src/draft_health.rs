@@ -8,9 +8,9 @@
 //! 1988): mean + 4 mean deviations.
 //!
 //! A missed deadline alone tells little: the round continues without a draft, and the late proposal may still
-//! be useful. A worker that has sent *nothing* since the request is out: no round waits for it until it has
-//! answered something. It still gets occasional probes, which are proposal requests that no round waits for.
-//! So a stalled worker costs a sequence at most one deadline, at whatever time the sequence arrives.
+//! be useful. A worker that has sent *nothing* since the request is silent: no round waits for it until it
+//! has answered something. It still gets occasional probes, which are proposal requests that no round waits
+//! for. So a stalled worker costs a sequence at most one deadline, at whatever time the sequence arrives.
 
 use std::time::Duration;
 
@@ -45,9 +45,9 @@ pub const PROBE_TOKENS: u32 = 2;
 pub enum Access {
     /// Ask it, and wait until the deadline.
     Wait,
-    /// It is out, and a probe is due: ask it for [`PROBE_TOKENS`] and do not wait.
+    /// It is silent, and a probe is due: ask it for [`PROBE_TOKENS`] and do not wait.
     Probe,
-    /// It is out: continue without it.
+    /// It is silent: continue without it.
     Skip,
 }
 
@@ -81,16 +81,16 @@ struct Outage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct DraftHealthReport {
     /// Whether it has sent nothing since a request, and no round waits for it.
-    pub is_out: bool,
-    /// Time since it went out, milliseconds.
-    pub out_ms: u64,
+    pub is_silent: bool,
+    /// Time since it became silent, milliseconds.
+    pub silent_ms: u64,
     /// Number of deadlines that were missed.
     pub missed_deadlines: u64,
-    /// Number of times it went out.
+    /// Number of times it became silent.
     pub outages: u64,
 }
 
-/// Predicted time of `k` tokens at a worker shared by `sequences`, by its step times and network delay: one
+/// Predicted time of `k` tokens at a worker shared by `sequences`, by its step times and network time: one
 /// forward per token, the first of them with the `rows` committed ids that the worker lacks.
 pub fn predicted_proposal(
     (rows, k): (u32, u32),
@@ -133,7 +133,7 @@ impl DraftHealth {
         }
     }
 
-    /// Records an answer; the worker is no longer out.
+    /// Records an answer; the worker is no longer silent.
     pub fn answered(&mut self, now: Duration) {
         self.answered_at = Some(now);
         self.outage = None;
@@ -153,12 +153,12 @@ impl DraftHealth {
         });
     }
 
-    /// Records a missed deadline of a proposal requested at `requested_at`. Returns whether that marks
-    /// the worker as out.
+    /// Records a missed deadline of a proposal requested at `requested_at`. Returns whether the worker
+    /// becomes silent by that.
     pub fn deadline_missed(&mut self, requested_at: Duration, now: Duration) -> bool {
         self.missed += 1;
-        let is_silent = self.answered_at.is_none_or(|answered_at| answered_at < requested_at);
-        if !is_silent || self.outage.is_some() {
+        let has_answered = self.answered_at.is_some_and(|answered_at| answered_at >= requested_at);
+        if has_answered || self.outage.is_some() {
             return false;
         }
         // Longer than any deadline if the router itself did not run; the worker is not to blame for that.
@@ -168,23 +168,23 @@ impl DraftHealth {
         true
     }
 
-    /// Whether the worker is out: no round waits for it.
-    pub fn is_out(&self) -> bool {
+    /// Whether the worker is silent: no round waits for it.
+    pub fn is_silent(&self) -> bool {
         self.outage.is_some()
     }
 
-    /// Whether it has been out for so long that its sequences should move to another worker: as long again as
-    /// the deadline that it missed. A worker that is only late answers within that time.
+    /// Whether it has been silent for so long that its sequences should move to another worker: as long again
+    /// as the deadline that it missed. A worker that is only late answers within that time.
     pub fn should_reassign(&self, now: Duration) -> bool {
         self.outage.as_ref().is_some_and(|outage| now >= outage.since + outage.wait)
     }
 
     /// Creates the report.
     pub fn report(&self, now: Duration) -> DraftHealthReport {
-        let out = self.outage.map(|outage| now.saturating_sub(outage.since));
+        let silent_for = self.outage.map(|outage| now.saturating_sub(outage.since));
         DraftHealthReport {
-            is_out: out.is_some(),
-            out_ms: out.unwrap_or_default().as_millis() as u64,
+            is_silent: silent_for.is_some(),
+            silent_ms: silent_for.unwrap_or_default().as_millis() as u64,
             missed_deadlines: self.missed,
             outages: self.outages,
         }
@@ -233,13 +233,10 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_worker_is_out_after_one_deadline_until_it_answers() {
+    fn a_worker_is_silent_after_one_deadline_until_it_answers() {
         let mut health = answering(&[40; 50]);
         assert!(health.deadline_missed(ms(10_000), ms(10_060)));
-        assert!(
-            !health.deadline_missed(ms(10_010), ms(10_070)),
-            "marked as out once, not once per waiting round"
-        );
+        assert!(!health.deadline_missed(ms(10_010), ms(10_070)), "one outage, not one per waiting round");
         let access = |health: &DraftHealth, at| health.access(ms(at));
         assert_eq!(access(&health, 10_100), Access::Skip);
         assert!(!health.should_reassign(ms(10_110)) && health.should_reassign(ms(10_130)));
@@ -249,7 +246,7 @@ mod tests {
         assert_eq!(access(&health, 10_240), Access::Probe);
         assert_eq!(
             health.report(ms(10_160)),
-            DraftHealthReport { is_out: true, out_ms: 100, missed_deadlines: 2, outages: 1 }
+            DraftHealthReport { is_silent: true, silent_ms: 100, missed_deadlines: 2, outages: 1 }
         );
         health.answered(ms(20_000));
         assert_eq!(access(&health, 20_000), Access::Wait);
@@ -260,10 +257,10 @@ mod tests {
     fn a_router_that_was_suspended_prolongs_no_outage() {
         let mut health = answering(&[40; 50]);
         assert!(health.deadline_missed(ms(10_000), ms(70_000)));
-        let out_until = ms(70_000) + MAX_WAIT;
-        assert_eq!(health.access(out_until - ms(1)), Access::Skip);
-        assert_eq!(health.access(out_until), Access::Probe);
-        assert!(!health.should_reassign(out_until - ms(1)) && health.should_reassign(out_until));
+        let silent_until = ms(70_000) + MAX_WAIT;
+        assert_eq!(health.access(silent_until - ms(1)), Access::Skip);
+        assert_eq!(health.access(silent_until), Access::Probe);
+        assert!(!health.should_reassign(silent_until - ms(1)) && health.should_reassign(silent_until));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! The throughput of each k is the expected number of committed tokens per round (from acceptance by
 //! position), divided by the expected time of a round. That time is a price from the workers' tables
 //! (`price.rs`) times a measured correction (`residual_filter.rs`). The price includes the wait for the draft
-//! with its queue and network delay, and the verify step with all rows that share the target's forward, in
+//! with its queue and network time, and the verify step with all rows that share the target's forward, in
 //! alternating groups if that pays.
 //!
 //! k = 0 is a choice like the others. Acceptance is known there too if the draft worker reports which of the
@@ -32,7 +32,7 @@ mod throughput;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use evidence::Credit;
+use evidence::Budget;
 pub use explanation::{Change, ChoiceReason, Explanation, Outlook};
 pub use joint::{JointChoice, JointLoad};
 pub use load::{LaneView, Load, Pace};
@@ -43,12 +43,12 @@ use residual_filter::ResidualFilter;
 pub use residual_filter::ResidualRules;
 pub use round_times::RoundTimes;
 pub use rules::Rules;
-use rules::{CREDIT_MAX, PRIOR_SUPPLY};
+use rules::{BUDGET_MAX, PRIOR_SUPPLY};
 
 use crate::acceptance_by_position::AcceptanceByPosition;
 use crate::cost::{WorkerCost, micros};
 use crate::prompt_time::PromptTime;
-use crate::smoothing::{EWMA_WINDOW, LONG_EWMA_WINDOW};
+use crate::smoothing::{EWMA_WINDOW, LONG_EWMA_WINDOW, toward};
 use crate::tree_size::SiblingRates;
 use speculation::step::MAX_DRAFT_TOKENS;
 use speculation::tree::DraftOutcome;
@@ -90,8 +90,8 @@ pub struct DraftLength {
     /// The k of this lane round if it is a probe.
     probe: Option<u32>,
     /// Lane rounds' worth of time that the lane may spend on probes, and on feeds at k = 0.
-    probe_credit: Credit,
-    feed_credit: Credit,
+    probe_budget: Budget,
+    feed_budget: Budget,
     probes: u64,
     /// Lane round of the latest verification of a draft, or of the latest probe.
     last_judged_at: u64,
@@ -149,8 +149,8 @@ impl DraftLength {
             drafts_jointly: false,
             load: None,
             probe: None,
-            probe_credit: Credit(CREDIT_MAX / 4.0),
-            feed_credit: Credit(CREDIT_MAX),
+            probe_budget: Budget(BUDGET_MAX / 4.0),
+            feed_budget: Budget(BUDGET_MAX),
             probes: 0,
             last_judged_at: 0,
             last_compared_at: None,
@@ -326,11 +326,11 @@ impl DraftLength {
     fn end_lane_round(&mut self, lane_sequences: u32) {
         let is_drafting = f64::from(u8::from(self.k > 0));
         let weight = (self.lane_rounds as f64).clamp(1.0, LONG_EWMA_WINDOW);
-        self.drafting_share += (is_drafting - self.drafting_share) / weight;
+        toward(&mut self.drafting_share, is_drafting, weight);
         self.lane_rounds += 1;
         self.probe = None;
-        self.probe_credit.earn(self.rules.evidence_share);
-        self.feed_credit.earn(self.rules.evidence_share);
+        self.probe_budget.earn(self.rules.evidence_share);
+        self.feed_budget.earn(self.rules.evidence_share);
         self.residuals.age();
         for (k, sum) in (0..).zip(&mut self.excess_by_k) {
             let ExcessSum { rounds, excess } = std::mem::take(sum);

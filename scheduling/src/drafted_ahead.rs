@@ -1,7 +1,7 @@
 //! Draft-ahead: how much of a proposal already exists when it is requested, because the draft worker drafted
 //! it while the previous proposal was verified. A round does not wait for these tokens.
 
-use crate::smoothing::EWMA_WINDOW;
+use crate::smoothing::{EWMA_WINDOW, toward};
 
 /// By position, the share of proposals whose token there was drafted ahead. Pure.
 #[derive(Debug, Clone, Default)]
@@ -12,16 +12,13 @@ pub struct DraftedAhead {
 impl DraftedAhead {
     /// Records a proposal of `asked` positions, the first `num_ahead` of which were drafted ahead.
     pub fn observe(&mut self, num_ahead: u32, asked: u32) {
+        // New positions start from the share at the previous one.
         for position in 0..asked {
             let was_there = f64::from(u8::from(position < num_ahead));
-            match self.shares.get_mut(position as usize) {
-                Some(share) => *share += (was_there - *share) / EWMA_WINDOW,
-                // Start from the share at the previous position.
-                None => {
-                    let before = self.shares.last().copied().unwrap_or(0.0);
-                    self.shares.push(before + (was_there - before) / EWMA_WINDOW);
-                }
+            if self.shares.len() == position as usize {
+                self.shares.push(self.shares.last().copied().unwrap_or(0.0));
             }
+            toward(&mut self.shares[position as usize], was_there, EWMA_WINDOW);
         }
     }
 

@@ -4,14 +4,19 @@
 //! A lower class goes first. Each second of waiting is worth one class, in seconds of the clock, so an item
 //! reaches the first class `priority` seconds after its wait began. Items that will reach it in the same
 //! second are of one class. Within a class, keys take turns by start-time fair queuing (Goyal, Vin, Cheng,
-//! SIGCOMM 1996): the key with the least service is next, and an idle key gains no credit. Within a key, its
-//! lanes take turns in the same way, by weight. So neither many requests nor many lanes, which clients choose
-//! by task type, give a key more turns. Within a lane and a class the order is first come, first served.
+//! SIGCOMM 1996): the key with the least service is next, an idle key gains no credit, and an empty queue ends
+//! every lead. Within a key, its lanes take turns in the same way, by weight. So neither many requests nor
+//! many lanes, which clients choose by task type, give a key more turns. Within a lane and a class the order
+//! is first come, first served.
 //!
 //! A turn takes time in proportion to the lanes of one key, and to the logarithm of the number of keys.
 
+mod numbered;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+
+pub use self::numbered::NumberedQueue;
 
 /// Scheduling data of a queued item.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -285,8 +290,14 @@ impl<K: Ord + Copy, L: Ord + Copy, I: Ord + Copy> FairQueue<K, L, I> {
         }
         let lanes_served = key_queue.lanes_served;
         key_queue.lanes.retain(|_, lane| !lane.items.is_empty() || lane.served > lanes_served);
-        self.update_turn(key);
-        self.forget_idle();
+        if self.items.is_empty() {
+            // A busy period ends, and with it every lead.
+            self.keys.clear();
+            self.turns.clear();
+        } else {
+            self.update_turn(key);
+            self.forget_idle();
+        }
         true
     }
 

@@ -5,7 +5,7 @@
 //! drafted. So an inaccurate source is given up without a rejected draft, and an accurate one is used again
 //! without a trial. Reads no clock.
 
-use crate::smoothing::{LONG_EWMA_WINDOW, PRIOR_WEIGHT};
+use crate::smoothing::{LONG_EWMA_WINDOW, PRIOR_WEIGHT, add_decayed};
 use serde::Serialize;
 use speculation::lookup::CheckedPrediction;
 
@@ -78,8 +78,8 @@ impl LookupRates {
     /// Records the prediction for a committed token.
     pub fn observe(&mut self, expected: CheckedPrediction) {
         let class = class_of(expected.match_len);
-        self.judged[class] += 1.0 - self.judged[class] / self.window;
-        self.right[class] += f64::from(u8::from(expected.is_correct)) - self.right[class] / self.window;
+        add_decayed(&mut self.judged[class], 1.0, self.window);
+        add_decayed(&mut self.right[class], f64::from(u8::from(expected.is_correct)), self.window);
     }
 
     /// Decayed number of judged tokens, and of those that were right.

@@ -1,7 +1,7 @@
 //! Time that prompts add to a target's forwards. A round waits for its target's forwards, and those with
 //! prompt rows take longer than the step times of the other rows.
 
-use crate::smoothing::EWMA_WINDOW;
+use crate::smoothing::{EWMA_WINDOW, toward};
 
 /// Prompt times of one worker: decayed means over its forwards with rows of rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -21,11 +21,9 @@ impl PromptTime {
             return;
         }
         let (share, added_us) = added_us.map_or((0.0, 0.0), |added_us| (1.0, added_us.max(0.0)));
-        for (mean, value) in
-            [(&mut self.share, share), (&mut self.added_us, added_us), (&mut self.rounds_us, rounds_us)]
-        {
-            *mean += (value - *mean) / EWMA_WINDOW;
-        }
+        toward(&mut self.share, share, EWMA_WINDOW);
+        toward(&mut self.added_us, added_us, EWMA_WINDOW);
+        toward(&mut self.rounds_us, rounds_us, EWMA_WINDOW);
     }
 
     /// Records a forward of prompts alone. It adds nothing to the time of other rows, but rounds may have

@@ -61,8 +61,10 @@ pub struct TargetHealth {
     is_profiled: bool,
     /// Longest gap between frames while an answer was outstanding; decays.
     longest_gap: Duration,
-    /// Set while it is silent: when it may be probed.
+    /// Set while it is silent: when it may be probed, or again, if a sequence probes it.
     silent_probe_at: Option<Duration>,
+    /// Whether a sequence probes it.
+    is_probed: bool,
     /// Back-off after the latest silence; zero once a frame has arrived.
     silent_backoff: Duration,
     failures: u32,
@@ -121,7 +123,7 @@ impl TargetHealth {
 
     /// Records a frame. Returns whether it ends a silence.
     pub fn frame_received(&mut self, now: Duration) -> bool {
-        self.silent_probe_at = None;
+        (self.silent_probe_at, self.is_probed) = (None, false);
         let was_silent = !std::mem::take(&mut self.silent_backoff).is_zero();
         if self.num_outstanding > 0 && !was_silent {
             let gap = now.saturating_sub(self.last_activity_at);
@@ -131,10 +133,10 @@ impl TargetHealth {
         was_silent
     }
 
-    /// When the target counts as silent if no frame arrives. `None` if no answer is outstanding or it is
-    /// silent already.
+    /// When the target counts as silent if no frame arrives. `None` if no answer is outstanding, or if it is
+    /// silent already and no sequence probes it.
     pub fn silent_at(&self, expected: ExpectedSteps) -> Option<Duration> {
-        (self.num_outstanding > 0 && self.silent_probe_at.is_none())
+        (self.num_outstanding > 0 && !self.is_silent())
             .then(|| self.last_activity_at + self.silence_timeout(expected))
     }
 
@@ -147,15 +149,19 @@ impl TargetHealth {
             self.last_activity_at += lateness + MIN_SILENCE / 2;
             return false;
         }
-        self.silent_backoff = (self.silent_backoff * 2).clamp(FIRST_BACKOFF, MAX_BACKOFF);
-        self.silent_probe_at = Some(now + self.silent_backoff);
+        self.silent_backoff = self.next_silent_backoff();
+        (self.silent_probe_at, self.is_probed) = (Some(now + self.silent_backoff), false);
         self.outages += 1;
         true
     }
 
     /// Whether it has not answered since it became silent, and no sequence probes it.
     pub fn is_silent(&self) -> bool {
-        self.silent_probe_at.is_some()
+        self.silent_probe_at.is_some() && !self.is_probed
+    }
+
+    fn next_silent_backoff(&self) -> Duration {
+        (self.silent_backoff * 2).clamp(FIRST_BACKOFF, MAX_BACKOFF)
     }
 
     /// How long it has been silent; `None` if it is not.
@@ -188,10 +194,11 @@ impl TargetHealth {
     }
 
     /// Records an assigned sequence. If the breaker is open it is a probe, and the back-off doubles. At a
-    /// silent target without outstanding answers it is a probe too; the next silence has twice the back-off.
+    /// silent target without outstanding answers it is a probe too, and others follow only if it ends without
+    /// an answer, after twice the back-off.
     pub fn assigned(&mut self, now: Duration) {
-        if self.num_outstanding == 0 {
-            self.silent_probe_at = None;
+        if self.silent_probe_at.is_some() && self.num_outstanding == 0 {
+            (self.silent_probe_at, self.is_probed) = (Some(now + self.next_silent_backoff()), true);
         }
         if let Some(breaker) = &mut self.breaker {
             breaker.backoff = (breaker.backoff * 2).min(MAX_BACKOFF);
@@ -304,6 +311,28 @@ mod tests {
         assert!(!health.check_silence(ms(3_000), STEP), "due at 1100 ms, but frames may wait to be read");
         assert!(!health.check_silence(ms(3_049), STEP));
         assert!(health.check_silence(ms(3_050), STEP));
+    }
+
+    #[test]
+    fn one_sequence_probes_a_silent_target() {
+        let mut health = steady();
+        assert!(health.check_silence(ms(1_100), STEP));
+        health.request_done();
+        assert!(health.is_unhealthy(ms(2_099)) && !health.is_unhealthy(ms(2_100)));
+        health.assigned(ms(2_100));
+        assert!(health.is_unhealthy(ms(2_100)) && !health.is_silent(), "others keep away from the probe");
+        health.request_sent(ms(2_100));
+        assert_eq!(health.silent_at(STEP), Some(ms(2_200)), "the probe is timed");
+        health.request_done();
+        assert_eq!(health.next_probe(ms(2_150)), Some(ms(4_100)), "cancelled: the next one comes later");
+        health.assigned(ms(4_100));
+        health.request_sent(ms(4_100));
+        assert!(health.check_silence(ms(4_200), STEP) && health.is_silent());
+        health.request_done();
+        assert_eq!(health.next_probe(ms(4_200)), Some(ms(6_200)), "twice the back-off");
+        health.assigned(ms(6_200));
+        health.request_sent(ms(6_200));
+        assert!(health.frame_received(ms(6_210)) && !health.is_unhealthy(ms(6_210)));
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! too. Their mean number is learned, and multiplies the worth of a leaf.
 
 use crate::draft_length::COMPARED_LENGTHS;
-use crate::smoothing::{LONG_EWMA_WINDOW, PRIOR_WEIGHT};
+use crate::smoothing::{LONG_EWMA_WINDOW, PRIOR_WEIGHT, add_decayed};
 use speculation::tree::{DraftOutcome, MAX_CANDIDATES};
 
 /// Prior probability, from the bundled pair, that the target draws the next best token where it left the
@@ -40,12 +40,12 @@ impl SiblingRates {
         let siblings = (mismatch.num_children as usize).saturating_sub(1).min(self.offered.len());
         for rank in 0..siblings {
             let was_drawn = mismatch.rank == Some(rank as u32 + 1);
-            self.offered[rank] += 1.0 - self.offered[rank] / LONG_EWMA_WINDOW;
-            self.drawn[rank] += f64::from(u8::from(was_drawn)) - self.drawn[rank] / LONG_EWMA_WINDOW;
+            add_decayed(&mut self.offered[rank], 1.0, LONG_EWMA_WINDOW);
+            add_decayed(&mut self.drawn[rank], f64::from(u8::from(was_drawn)), LONG_EWMA_WINDOW);
         }
         if mismatch.rank.is_some_and(|rank| rank > 0) {
-            self.taken += 1.0 - self.taken / LONG_EWMA_WINDOW;
-            self.accepted += f64::from(mismatch.num_accepted) - self.accepted / LONG_EWMA_WINDOW;
+            add_decayed(&mut self.taken, 1.0, LONG_EWMA_WINDOW);
+            add_decayed(&mut self.accepted, f64::from(mismatch.num_accepted), LONG_EWMA_WINDOW);
         }
     }
 

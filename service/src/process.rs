@@ -2,24 +2,55 @@
 //! wait for a signal, drain work in flight (a second signal ends that), stop everything, return the exit
 //! code.
 //!
-//! A role supplies only its start ([`run`]'s `start`); it must never install a signal handler or exit.
+//! A role supplies only its start ([`main`]'s `start`); it must never install a signal handler or exit.
 
 mod config;
 
 use std::borrow::Cow;
 use std::convert::Infallible;
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use serde::Serialize;
+
 pub use self::config::{ProcessConfig, ProcessFlags, RawProcess};
 
+use crate::config::{ENV_PREFIX, RawConfig, load, parse_flags, report, warn_of_unknown_variables};
+use crate::error_text;
 use crate::health::Health;
 use crate::shutdown::{Lifetime, TerminationSignals};
 use crate::telemetry::{self, TelemetryConfig};
 
 /// Time for cancelled tasks to end after the drain.
 const STOP_GRACE: Duration = Duration::from_secs(5);
+
+/// The `main` of a role: loads the configuration `R` from the file that the flags `F` name, the environment
+/// and the flags, then [`run`]s the role.
+pub fn main<R, F, S>(
+    own_threads: usize,
+    service_name: &str,
+    file_of: impl FnOnce(&F) -> Option<&Path>,
+    process_of: impl FnOnce(&R::Config) -> &ProcessConfig,
+    start: impl FnOnce(R::Config, Lifetime, Health) -> S,
+) -> ExitCode
+where
+    R: RawConfig,
+    F: clap::Parser + Serialize,
+    S: Future<Output = anyhow::Result<()>>,
+{
+    let flags = match parse_flags::<R, F>() {
+        Ok(flags) => flags,
+        Err(code) => return code,
+    };
+    let config = match load::<R>(&flags, file_of(&flags), ENV_PREFIX) {
+        Ok(config) => config,
+        Err(error) => return report(&error),
+    };
+    let process = process_of(&config).clone();
+    run(own_threads, service_name, &process, |lifetime, health| start(config, lifetime, health))
+}
 
 /// Runs a role until the process is told to stop. `start` starts the role and returns; its tasks run under
 /// the lifetime.
@@ -48,6 +79,7 @@ where
             Ok(guard) => guard,
             Err(error) => return fail(&error.into()),
         };
+        warn_of_unknown_variables();
         let ended = live(config, start).await;
         let code = ended.unwrap_or_else(|error| {
             // After all lines of the shutdown: a parent process reports the last line.
@@ -173,35 +205,5 @@ fn fail(error: &anyhow::Error) -> ExitCode {
 
 /// The error as one line, for users and for the parent process.
 fn error_line(error: &anyhow::Error) -> String {
-    format!("error: {}", describe(error))
-}
-
-/// The error and its causes, each once: many errors end with the text of their cause.
-fn describe(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string).filter(|cause| !cause.is_empty()) {
-        if text.is_empty() {
-            text = cause;
-        } else if !text.ends_with(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_cause_is_described_once() {
-        #[derive(Debug, thiserror::Error)]
-        #[error("cannot read a file: {source}")]
-        struct Read {
-            source: std::io::Error,
-        }
-        let read = Read { source: std::io::Error::other("no such file") };
-        let error = anyhow::Error::new(read).context("--model m");
-        assert_eq!(describe(&error), "--model m: cannot read a file: no such file");
-    }
+    format!("error: {}", error_text(error))
 }

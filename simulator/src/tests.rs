@@ -74,7 +74,7 @@ fn lanes_use_trees_where_rows_are_free_and_chains_where_they_are_not() {
 #[test]
 fn one_sequence_takes_the_time_of_its_steps() {
     let profile = Profile::parse(PROFILE).unwrap();
-    // Plain: 9 ms and 1 ms of network delay per token.
+    // Plain: 9 ms and 1 ms of network time per token.
     let plain = closed(&profile, 1, Policy::Fixed(0)).tokens_per_second();
     assert!((plain - 100.0).abs() < 1.0, "{plain}");
     // k = 2: 1 + 0.8 + 0.64 tokens in 9 + 1 + 2 * 1 + 1 ms.

@@ -24,7 +24,7 @@ Examples:
 /// Settings come from --config FILE (TOML), then OUTRIDER_* environment variables, then flags; later ones
 /// win.
 #[derive(Debug, Parser, Serialize)]
-#[command(name = "outrider-target-worker", version, after_long_help = EXAMPLES)]
+#[command(name = "outrider-target-worker", version = service::release::version(), after_long_help = EXAMPLES)]
 pub struct Flags {
     #[command(flatten)]
     #[serde(flatten)]

@@ -46,7 +46,7 @@ pub async fn serve_with(
         return start(loaded, &config, discovery, &lifetime, &health).await;
     }
     let loading = config.clone();
-    let loading = move || load(&loading, Role::Target, verify::Verify);
+    let loading = move || load(&loading, Role::Target, verify::Verify, None);
     let loaded = tokio::task::spawn_blocking(loading).await??;
     start(loaded, &config, discovery, &lifetime, &health).await
 }

@@ -4,7 +4,8 @@
 //!
 //! The engine drives the ranks ([`engine::Nodes`]); this module connects the processes: [`handshake`] and
 //! [`join`] before they load, [`link`] for what the engine sends, [`pulse`] to notice that one is gone. A
-//! lost node fails all of them: routers move the target's sequences, and the processes can start again.
+//! lost node fails all of them, also while they load: routers move the target's sequences, and the processes
+//! can start again.
 
 pub mod config;
 mod facts;
@@ -13,18 +14,17 @@ mod join;
 mod link;
 mod pulse;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::Context as _;
 use engine::{EngineError, Follower};
-use service::accept::Connections;
+use service::accept::{Connections, bind};
 use service::discovery::Discovery;
-use service::health::{self, Health, serve_admin};
+use service::health::{self, Health, State, serve_admin};
 use service::metrics::Metrics;
 use service::shutdown::Lifetime;
 use speculation::Role;
-use tokio::net::TcpListener;
 use worker::config::WorkerConfig;
 use worker::serve::{Addresses, load_follower, load_on_nodes, start};
 
@@ -45,8 +45,11 @@ pub(crate) async fn lead(
     end_with(ends, &lifetime, &health);
     let loading = config.clone();
     let loading = move || load_on_nodes(&loading, Role::Target, Verify, nodes);
-    let loaded = tokio::task::spawn_blocking(loading).await??;
-    let addresses = start(loaded, &config, discovery, &lifetime, &health).await?;
+    let starting = async {
+        let loaded = tokio::task::spawn_blocking(loading).await??;
+        start(loaded, &config, discovery, &lifetime, &health).await
+    };
+    let addresses = unless_failed(pin!(starting), &health).await?;
     shared.has_served.store(true, Ordering::Release);
     Ok(addresses)
 }
@@ -58,10 +61,9 @@ pub(crate) async fn follow(
     lifetime: Lifetime,
     health: Health,
 ) -> anyhow::Result<()> {
-    let metrics = Metrics::new();
+    let metrics = Metrics::of_process();
     let connections = Connections::new(config.listener, &metrics);
-    let admin = TcpListener::bind(config.admin).await;
-    let admin = admin.with_context(|| format!("cannot listen on {}", config.admin))?;
+    let admin = bind(config.admin).await?;
     serve_admin(admin, health::router(health.clone(), metrics), &connections, &lifetime);
     health.set_not_ready(format!("node {} waits for node 0", nodes.node));
     let shared = shared(&lifetime, &health);
@@ -69,8 +71,8 @@ pub(crate) async fn follow(
     let Joined { nodes, ends } = join::join(&nodes, facts::facts(&config, &nodes)?, &shared).await?;
     health.set_not_ready(format!("node {node} loads"));
     end_with(ends, &lifetime, &health);
-    let loading = move || load_follower(&config, nodes);
-    let (follower, cores) = tokio::task::spawn_blocking(loading).await??;
+    let loading = tokio::task::spawn_blocking(move || load_follower(&config, nodes));
+    let (follower, cores) = unless_failed(pin!(async { loading.await? }), &health).await?;
     health.set_not_ready(format!("node {node} follows node 0, which serves"));
     tracing::info!(kv_blocks = follower.info().kv_blocks, "node {node} follows node 0");
     run(follower, cores, &lifetime, &health)
@@ -79,6 +81,27 @@ pub(crate) async fn follow(
 fn shared(lifetime: &Lifetime, health: &Health) -> Shared {
     let (lifetime, health) = (lifetime.clone(), health.clone());
     Shared { lifetime, health, has_served: Arc::new(AtomicBool::new(false)) }
+}
+
+/// Waits for this node's start, unless the process fails before, as it does when another node is lost
+/// ([`end_with`]): a thread that loads weights or waits for a third node would not notice. That thread ends
+/// with the process. The other nodes are told the reason of a failure ([`pulse`]).
+async fn unless_failed<T>(
+    starting: impl Future<Output = anyhow::Result<T>>,
+    health: &Health,
+) -> anyhow::Result<T> {
+    let mut state = health.subscribe();
+    let failed = async {
+        let failed = state.wait_for(|state| matches!(state, State::Failed(_))).await;
+        failed.map(|state| state.reason().unwrap_or_default().to_owned())
+    };
+    let started = tokio::select! {
+        biased;
+        // Its own error says more.
+        started = starting => started,
+        reason = failed => Err(anyhow::Error::msg(reason?)),
+    };
+    started.inspect_err(|error| health.set_failed(format!("{error:#}")))
 }
 
 /// Ends this process with the others: as after a signal if they have finished their work, else as failed.

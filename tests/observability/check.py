@@ -52,13 +52,13 @@ DISCOVERY_TIMEOUT_SECONDS = 30
 # Queries that may return no data in a healthy cluster, with the reason. It is also an error if one of them
 # returns data, so that the list stays short.
 MAY_BE_EMPTY = {
-    "OutriderDraftsStretchTheTail, side 2": "a baseline of hours in which nothing was drafted",
+    "OutriderDraftsRaiseTailLatency, side 2": "a baseline of hours in which nothing was drafted",
     "OutriderCertificateExpires, side 1": "processes with certificates",
 }
 
 # Alerts that depend on the speed of this machine. They may be pending during the check; they fire only after
 # several minutes.
-MAY_BE_PENDING = {"OutriderDraftsComeLate", "OutriderSlowFirstTokens"}
+MAY_BE_PENDING = {"OutriderDraftsMissDeadline", "OutriderSlowFirstTokens"}
 
 
 def main():

@@ -230,13 +230,8 @@ impl Cluster {
 
     /// Registers a worker at `address`, for as long as `lifetime` lasts.
     async fn list(&self, role: &str, address: String, lifetime: Lifetime) -> anyhow::Result<()> {
-        let member = Member {
-            id: address.clone(),
-            role: role.to_owned(),
-            address,
-            facts: serde_json::Value::Null,
-            load: discovery::Load::default(),
-        };
+        let member =
+            Member { id: address.clone(), role: role.to_owned(), address, facts: serde_json::Value::Null };
         let registration = self.discovery.register(member).await?;
         let draining = lifetime.draining();
         lifetime.spawn("registration", async move {

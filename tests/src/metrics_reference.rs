@@ -50,7 +50,7 @@ pub fn worker_metrics() -> Metrics {
 }
 
 fn connection_metrics() -> Metrics {
-    let metrics = Metrics::new();
+    let metrics = Metrics::of_process();
     drop(Connections::new(RawListener::default().validate(&mut Faults::new()), &metrics));
     PresentedCertificates::default().register(&metrics);
     metrics

@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 
 use bytes::Bytes;
-use proto::v1;
+use proto::{MAX_ASSET_BYTES, v1};
 use sha2::{Digest, Sha256};
 use speculation::fingerprint::{TokenList, token_list_from_json};
 use text::{ModelText, ModelTextError, asset, with_added_tokens};
@@ -21,9 +21,6 @@ const ASSET_NAMES: [&str; 7] = [
     "generation_config.json",
     "config.json",
 ];
-
-/// Maximum size of an asset, in bytes.
-const MAX_ASSET_BYTES: u64 = 256 << 20;
 
 /// Why the text files of a checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]

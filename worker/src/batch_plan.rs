@@ -4,10 +4,10 @@
 
 use std::collections::VecDeque;
 
-use engine::{Engine, SlotId};
+use engine::Engine;
 use scheduling::batch::{MAX_ROUND_CONTEXT, RowLimits, StepChunk, StepRows, form_batch};
 
-use crate::task::{PrefixLookup, Slot, Task};
+use crate::task::{PrefixLookup, Task};
 
 /// Result of a lookup in the prefix cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,16 +57,16 @@ pub fn look_up_prefixes(
 /// Chooses the chunks of the next forward within `limits`. `rows` are the rows that each task still needs.
 /// The tasks of the chunks are marked as run.
 pub fn choose_chunks(
-    (engine, limits): (&Engine, RowLimits),
+    engine: &Engine,
+    limits: RowLimits,
     tasks: &mut VecDeque<Task>,
     is_ready: &[bool],
     rows: &[StepRows],
-    slot_of: impl Fn(Slot) -> SlotId,
 ) -> Vec<StepChunk> {
     let mut blocks_left = engine.free_blocks();
     let chunks = form_batch(rows, limits, |index, rows| {
         let task = &tasks[index];
-        let blocks = engine.blocks_needed(slot_of(task.slot), rows);
+        let blocks = engine.blocks_needed(task.slot, rows);
         let fits = blocks <= blocks_left && task.prefix == PrefixLookup::Done && is_ready[index];
         blocks_left -= if fits { blocks } else { 0 };
         fits

@@ -11,7 +11,7 @@ use scheduling::profile::Profile;
 use serde::{Deserialize, Serialize};
 use service::accept::{ListenerConfig, ListenerFlags, RawListener};
 use service::process::{ProcessConfig, ProcessFlags, RawProcess};
-use service::tls::{RawServerTls, ServerTls, ServerTlsFlags};
+use service::tls::{ServerTls, ServerTlsFlags};
 
 use crate::compute_device::ComputeDevice;
 use crate::memory::MemoryLimit;
@@ -37,8 +37,8 @@ pub struct WorkerFlags {
     /// over them
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
-    /// Compute threads [default: all cores]; several workers on one machine may each use all cores, because
-    /// waiting threads sleep while others need the cores
+    /// Compute threads [default: all hardware threads, at most 512]; several workers on one machine may each
+    /// use all of them, because waiting threads sleep while others need the cores
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
     /// Pin each compute thread to its own core; off by default, because it costs a third of the speed when
@@ -151,7 +151,7 @@ pub struct RawWorker {
     #[serde(flatten)]
     listener: RawListener,
     #[serde(flatten)]
-    tls: RawServerTls,
+    tls: ServerTlsFlags,
     #[serde(flatten)]
     process: RawProcess,
 }
@@ -186,7 +186,7 @@ impl RawWorker {
             zone: None,
             insecure: false,
             listener: RawListener::default(),
-            tls: RawServerTls::default(),
+            tls: ServerTlsFlags::default(),
             process: RawProcess::default(),
         }
     }

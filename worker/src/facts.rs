@@ -79,11 +79,11 @@ impl WorkerFacts {
 }
 
 fn step_time_to_wire(point: &StepTimePoint) -> v1::StepTimePoint {
-    let StepTimePoint { rows, kv_tokens, micros } = *point;
-    v1::StepTimePoint { rows, kv_tokens, micros }
+    let StepTimePoint { rows, context, micros } = *point;
+    v1::StepTimePoint { rows, kv_tokens: context, micros }
 }
 
 fn batch_time_to_wire(point: &BatchTimePoint) -> v1::BatchTimePoint {
-    let BatchTimePoint { sequences, rows, kv_tokens, micros } = *point;
-    v1::BatchTimePoint { sequences, rows, kv_tokens, micros }
+    let BatchTimePoint { sequences, rows, context, micros } = *point;
+    v1::BatchTimePoint { sequences, rows, kv_tokens: context, micros }
 }

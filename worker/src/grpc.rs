@@ -14,6 +14,7 @@ use proto::frame::split_worker_frame;
 use proto::v1;
 use proto::v1::worker_server::Worker;
 use proto::version::{PROTOCOL_VERSIONS, common_version};
+use service::metrics::GaugeGuard;
 use service::shutdown::Lifetime;
 use speculation::{Refusal, Reply, ReplyBody, SequenceId};
 use tokio::sync::{mpsc, oneshot};
@@ -94,7 +95,7 @@ impl Worker for WorkerService {
             .map_err(|_| Status::unavailable("the worker is stopping"))?;
         let lifetime = self.inner.lifetime.clone();
         self.inner.lifetime.spawn("router stream", async move {
-            inner.metrics.streams.inc();
+            let counted = GaugeGuard::new(inner.metrics.streams.clone());
             tokio::select! {
                 biased;
                 // A stopping worker reads no more steps.
@@ -104,7 +105,7 @@ impl Worker for WorkerService {
                 _ = &mut replaced => tracing::info!(router = router.0, "the router opened a newer stream: this older one is closed"),
                 () = inner.read_frames(frames, (router, stream), &replies) => {}
             }
-            inner.metrics.streams.dec();
+            drop(counted);
             // If the device thread has ended, there is nothing to close.
             drop(inner.mailbox.messages.send(Message::Closed { router, stream }).await);
         });

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use service::discovery::Load;
 use service::metrics::{Counter, CounterName, Family, Gauge, GaugeName, Histogram, HistogramName};
 use service::metrics::{LabelValues, Metrics};
 
@@ -248,11 +247,5 @@ impl WorkerMetrics {
         self.kv_blocks_cached.set(stats.kv_blocks_cached as i64);
         self.kv_blocks_used.set(stats.kv_blocks_used as i64);
         self.sequences.set(num_sequences as i64);
-    }
-
-    /// Current load of the worker.
-    pub fn load(&self) -> Load {
-        let count = |gauge: &Gauge| u64::try_from(gauge.get()).unwrap_or(0);
-        Load { sequences: count(&self.sequences), kv_blocks_used: count(&self.kv_blocks_used) }
     }
 }

@@ -7,9 +7,9 @@
 mod batch_entry;
 mod outputs;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
-use engine::{DrawRequest, Engine, NumAnswers, SequenceRows, SlotId, TreeRows};
+use engine::{DrawRequest, Engine, NumAnswers, SequenceRows, TreeRows};
 use scheduling::batch::{RowLimits, StepRows};
 use speculation::cached_sequence::WorkerLimits;
 use speculation::tree::MAX_TREE_TOKENS;
@@ -21,7 +21,7 @@ use crate::executor::{ExecutorCounters, ExecutorStats, OutOfKvBlocks, StepExecut
 use crate::failed_forward::on_failed_forward;
 use crate::grammars::{GrammarStats, Grammars};
 use crate::role_logic::RoleLogic;
-use crate::task::{PrefixLookup, Slot, Task, take_tasks};
+use crate::task::{PrefixLookup, Slot, Task, take_finished};
 
 /// Runs steps on an [`Engine`].
 #[derive(Debug)]
@@ -36,8 +36,6 @@ pub struct ModelExecutor<D> {
     grammars: Option<Grammars>,
     /// Cores that compute threads are pinned to; `None`: not pinned.
     cores: Option<Vec<usize>>,
-    slots: HashMap<Slot, SlotId>,
-    next_slot: u64,
     counts: ExecutorCounters,
 }
 
@@ -58,8 +56,6 @@ impl<D: RoleLogic> ModelExecutor<D> {
             role_logic,
             grammars: None,
             cores: None,
-            slots: HashMap::new(),
-            next_slot: 0,
             counts: ExecutorCounters::default(),
         }
     }
@@ -82,7 +78,7 @@ impl<D: RoleLogic> ModelExecutor<D> {
         look_up_prefixes(tasks, &is_ready, |task| self.share_prefix(task));
         let rows: Vec<StepRows> = tasks.iter().map(Task::rows_left).collect();
         let limits = RowLimits { all: self.max_batch_rows as u32, prompts: prompt_rows };
-        let chunks = choose_chunks((&self.engine, limits), tasks, &is_ready, &rows, |slot| self.slots[&slot]);
+        let chunks = choose_chunks(&self.engine, limits, tasks, &is_ready, &rows);
         chunks.iter().map(|chunk| batch_entry(&tasks[chunk.index], chunk, self.role)).collect()
     }
 
@@ -96,7 +92,7 @@ impl<D: RoleLogic> ModelExecutor<D> {
             self.counts.prefix_query_tokens += task.step.append_ids.len() as u64;
         }
         let key = task.spec().isolation_key;
-        let found = self.engine.share_prefix(self.slots[&task.slot], key, task.cached.ids());
+        let found = self.engine.share_prefix(task.slot, key, task.cached.ids());
         let context_done = (found.len - task.step.base_len) as usize;
         self.counts.prefix_hit_tokens += (context_done - task.context_done) as u64;
         Some(FoundPrefix { context_done, wait: found.wait })
@@ -115,11 +111,6 @@ impl<D: RoleLogic> ModelExecutor<D> {
     }
 }
 
-/// Task indices of these entries.
-fn indices(plan: &[BatchEntry]) -> Vec<usize> {
-    plan.iter().map(|entry| entry.task).collect()
-}
-
 impl<D: RoleLogic> StepExecutor for ModelExecutor<D> {
     fn begin(&mut self) {
         pin_compute_threads(&mut self.engine, self.cores.as_deref());
@@ -136,18 +127,11 @@ impl<D: RoleLogic> StepExecutor for ModelExecutor<D> {
     }
 
     fn open(&mut self) -> Slot {
-        let slot = Slot(self.next_slot);
-        self.next_slot += 1;
-        self.slots.insert(slot, self.engine.open());
-        slot
+        self.engine.open()
     }
 
     fn fork(&mut self, slot: Slot, len: u32) -> Option<Slot> {
-        let forked = self.engine.fork(self.slots[&slot], len)?;
-        let slot = Slot(self.next_slot);
-        self.next_slot += 1;
-        self.slots.insert(slot, forked);
-        Some(slot)
+        self.engine.fork(slot, len)
     }
 
     fn resume(&mut self, task: &mut Task) -> Option<ReplyBody> {
@@ -159,13 +143,11 @@ impl<D: RoleLogic> StepExecutor for ModelExecutor<D> {
         if let Some(grammars) = &mut self.grammars {
             grammars.close(slot);
         }
-        if let Some(slot) = self.slots.remove(&slot) {
-            self.engine.close(slot);
-        }
+        self.engine.close(slot);
     }
 
     fn truncate(&mut self, slot: Slot, len: u32) {
-        self.engine.truncate(self.slots[&slot], len);
+        self.engine.truncate(slot, len);
     }
 
     fn advance(
@@ -187,7 +169,7 @@ impl<D: RoleLogic> StepExecutor for ModelExecutor<D> {
         let batch: Vec<SequenceRows<'_>> = plan
             .iter()
             .map(|entry| SequenceRows {
-                slot: self.slots[&tasks[entry.task].slot],
+                slot: tasks[entry.task].slot,
                 token_ids: &entry.token_ids,
                 num_logits: entry.num_logits,
             })
@@ -210,19 +192,18 @@ impl<D: RoleLogic> StepExecutor for ModelExecutor<D> {
         let ran = self.engine.forward_with_trees(&batch, &requests, &trees);
         let outcome = match ran {
             Ok(outcome) => outcome,
-            Err(error) => return Ok(on_failed_forward(self, tasks, indices(&plan), &error)),
+            Err(error) => {
+                let failed = plan.iter().map(|entry| entry.task).collect();
+                return Ok(on_failed_forward(self, tasks, failed, &error));
+            }
         };
         self.counts.sequences += plan.len() as u64;
-        let mut bodies = self.process_outputs(tasks, plan.iter().zip(num_answers), outcome);
-        // Removing a task shifts later indices, so remove from the back and return the replies in order of
-        // age.
-        bodies.sort_by_key(|(task, _)| *task);
-        let (finished, bodies): (Vec<usize>, Vec<ReplyBody>) = bodies.into_iter().unzip();
-        Ok(take_tasks(tasks, finished).into_iter().zip(bodies).collect())
+        let finished = self.process_outputs(tasks, plan.iter().zip(num_answers), outcome);
+        Ok(take_finished(tasks, finished))
     }
 
     fn blocks_held(&self, slot: Slot) -> u64 {
-        self.slots.get(&slot).map_or(0, |slot| self.engine.blocks_held(*slot))
+        self.engine.blocks_held(slot)
     }
 
     fn stats(&self) -> ExecutorStats {

@@ -70,7 +70,7 @@ fn profile_within(engine: &mut Engine, budget: Duration) -> Vec<StepTimePoint> {
         }
         let slot = engine.open();
         // In a small window this context may be no longer than the one before: it would add no information.
-        let longer_than = points.last().map_or(0, |point: &StepTimePoint| point.kv_tokens as u32);
+        let longer_than = points.last().map_or(0, |point: &StepTimePoint| point.context as u32);
         let lens = (longer_than, context);
         let measured = profile_context(engine, slot, lens, share);
         engine.close(slot);
@@ -82,8 +82,8 @@ fn profile_within(engine: &mut Engine, budget: Duration) -> Vec<StepTimePoint> {
         }
     }
     tracing::info!(points = points.len(), took = ?began.elapsed(), "measured step times");
-    for StepTimePoint { rows, kv_tokens, micros } in &points {
-        tracing::debug!(rows, kv_tokens, micros, "measured step time");
+    for StepTimePoint { rows, context, micros } in &points {
+        tracing::debug!(rows, kv_tokens = context, micros, "measured step time");
     }
     points
 }
@@ -127,7 +127,7 @@ fn profile_context(
             took = took.min(run.elapsed());
         }
         last = Some((rows, took));
-        points.push(StepTimePoint { rows, kv_tokens: context.into(), micros: took.as_micros() as u64 });
+        points.push(StepTimePoint { rows, context: context.into(), micros: took.as_micros() as u64 });
     }
     Ok(points)
 }
@@ -195,7 +195,7 @@ mod tests {
         let before = engine.free_blocks();
         let points = profile_within(&mut engine, budget);
         assert_eq!(engine.free_blocks(), before, "the engine is left as it was");
-        points.iter().map(|point| (point.rows, point.kv_tokens)).collect()
+        points.iter().map(|point| (point.rows, point.context)).collect()
     }
 
     #[test]
@@ -222,13 +222,13 @@ mod tests {
 
     /// Profiles batches with time enough: (sequences, rows, tokens of each).
     fn batches(engine: &mut Engine, batches: &[(u32, u32)]) -> Vec<(u32, u32, u64)> {
-        let step_times = [1, 16].map(|rows| StepTimePoint { rows, kv_tokens: 16, micros: 1 });
+        let step_times = [1, 16].map(|rows| StepTimePoint { rows, context: 16, micros: 1 });
         let before = engine.free_blocks();
         let points = profile_batches(engine, &step_times, batches, Duration::from_secs(600));
         assert_eq!(engine.free_blocks(), before, "the engine is left as it was");
         assert_eq!(engine.stats().cached_blocks, 0, "nobody finds KV that was never computed");
         assert!(points.iter().all(|point| point.micros > 0), "{points:?}");
-        points.iter().map(|point| (point.sequences, point.rows, point.kv_tokens)).collect()
+        points.iter().map(|point| (point.sequences, point.rows, point.context)).collect()
     }
 
     #[test]
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn batches_without_time_or_on_a_cpu_are_not_measured() {
         let mut engine = Engine::load(&options(WeightFormat::AsStored)).unwrap();
-        let slow = [StepTimePoint { rows: 64, kv_tokens: 16, micros: 1_000_000 }];
+        let slow = [StepTimePoint { rows: 64, context: 16, micros: 1_000_000 }];
         let before = engine.stats().forwards;
         let found = profile_batches(&mut engine, &slow, &[(2, 100)], Duration::from_secs(1));
         assert_eq!((found, engine.stats().forwards), (vec![], before), "four runs take 4 s");

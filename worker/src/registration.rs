@@ -1,9 +1,8 @@
-//! Registers the worker with discovery: its facts once, and its load every few seconds.
+//! Registers the worker and its facts with discovery.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
-use service::discovery::{Discovery, Load, Member, Registration};
+use service::discovery::{Discovery, Member};
 use service::metrics::Gauge;
 use service::shutdown::Lifetime;
 use tokio::sync::watch;
@@ -11,16 +10,12 @@ use tokio::sync::watch;
 use crate::assets::Assets;
 use crate::config::WorkerConfig;
 use crate::facts::WorkerFacts;
-use crate::metrics::WorkerMetrics;
 
-/// Interval between load reports.
-const LOAD_REPORT_INTERVAL: Duration = Duration::from_secs(2);
-
-/// Registers the worker until it drains, and shows in the metrics whether discovery lists it.
+/// Registers the worker until it drains, and shows in `registered` whether discovery lists it.
 pub(crate) async fn register(
     member: Member,
     discovery: &dyn Discovery,
-    metrics: WorkerMetrics,
+    registered: Gauge,
     lifetime: &Lifetime,
 ) -> anyhow::Result<()> {
     let registration = discovery.register(member).await?;
@@ -30,22 +25,13 @@ pub(crate) async fn register(
             biased;
             // The worker drains.
             () = draining => {}
-            // These two never end.
-            () = export_listed(listed, &metrics.registered) => {}
-            () = report_load(&registration, &metrics) => {}
+            // Never ends.
+            () = export_listed(listed, &registered) => {}
         }
         registration.leave().await;
-        metrics.registered.set(0);
+        registered.set(0);
     });
     Ok(())
-}
-
-async fn report_load(registration: &Registration, metrics: &WorkerMetrics) {
-    let mut turn = tokio::time::interval(LOAD_REPORT_INTERVAL);
-    loop {
-        turn.tick().await;
-        registration.report_load(metrics.load());
-    }
 }
 
 /// Copies each change of `listed` to the gauge.
@@ -72,7 +58,7 @@ pub(crate) fn member(
         role: facts.role.as_str().to_owned(),
         address: config.advertise.clone().unwrap_or_else(|| format!("{}://{listen}", config.scheme())),
         facts: serde_json::json!({
-            "version": env!("CARGO_PKG_VERSION"),
+            "version": service::release::version(),
             "zone": config.zone,
             "model_id": hello.model_id,
             "numerics_id": hello.numerics_id,
@@ -86,6 +72,5 @@ pub(crate) fn member(
             "task_types": hello.task_types,
             "ballast_parameters": facts.ballast_parameters,
         }),
-        load: Load::default(),
     }
 }

@@ -11,7 +11,7 @@ use engine::{Engine, Follower, LoadOptions, Nodes};
 use proto::v1;
 use proto::v1::worker_server::WorkerServer;
 use scheduling::cost::StepTimes;
-use service::accept::{Connections, Listener};
+use service::accept::{Connections, Listener, bind};
 use service::discovery::Discovery;
 use service::health::{self, Health, serve_admin};
 use service::metrics::Metrics;
@@ -54,6 +54,13 @@ pub struct LoadedWorker<M> {
     pub round_trip: Duration,
 }
 
+impl<M> LoadedWorker<M> {
+    /// A worker that drafts nothing ahead and has a real network.
+    pub fn new(executor: M, facts: WorkerFacts, assets: Option<Assets>) -> Self {
+        Self { executor, facts, assets, draft_ahead: 0, round_trip: Duration::ZERO }
+    }
+}
+
 /// Addresses of a worker.
 #[derive(Debug, Clone)]
 pub struct Addresses {
@@ -75,13 +82,18 @@ pub struct LoadedModel {
     pub cores: Option<Vec<usize>>,
 }
 
-/// Loads the configured checkpoint for a role with the logic `role_logic`.
+/// Loads the configured checkpoint for a role with the logic `role_logic`; with `nodes`, as node 0 of them.
 pub fn load<D: RoleLogic>(
     config: &WorkerConfig,
     role: Role,
     role_logic: D,
+    nodes: Option<Nodes>,
 ) -> anyhow::Result<LoadedWorker<ModelExecutor<D>>> {
-    load_by(config, role, role_logic, None)
+    let LoadedModel { engine, assets, facts, cores } = load_model(config, role, nodes)?;
+    let executor = ModelExecutor::new(engine, role, facts.vocab_size, config.max_batch_rows, role_logic)
+        .with_grammars(grammars(&assets)?)
+        .pinned_to(cores);
+    Ok(LoadedWorker::new(executor, facts, Some(assets)))
 }
 
 /// Like [`load`], for node 0 of several nodes ([`engine::Nodes`]).
@@ -91,7 +103,7 @@ pub fn load_on_nodes<D: RoleLogic>(
     role_logic: D,
     nodes: Nodes,
 ) -> anyhow::Result<LoadedWorker<ModelExecutor<D>>> {
-    load_by(config, role, role_logic, Some(nodes))
+    load(config, role, role_logic, Some(nodes))
 }
 
 /// Loads the ranks of another node, and returns the cores that its compute threads are to be pinned to.
@@ -104,25 +116,8 @@ pub fn load_follower(config: &WorkerConfig, nodes: Nodes) -> anyhow::Result<(Fol
     Ok((follower, cores))
 }
 
-fn load_by<D: RoleLogic>(
-    config: &WorkerConfig,
-    role: Role,
-    role_logic: D,
-    nodes: Option<Nodes>,
-) -> anyhow::Result<LoadedWorker<ModelExecutor<D>>> {
-    let LoadedModel { engine, assets, facts, cores } = load_model_on(config, role, nodes)?;
-    let executor = ModelExecutor::new(engine, role, facts.vocab_size, config.max_batch_rows, role_logic)
-        .with_grammars(grammars(&assets)?)
-        .pinned_to(cores);
-    Ok(LoadedWorker { executor, facts, assets: Some(assets), draft_ahead: 0, round_trip: Duration::ZERO })
-}
-
-/// Loads the configured checkpoint.
-pub fn load_model(config: &WorkerConfig, role: Role) -> anyhow::Result<LoadedModel> {
-    load_model_on(config, role, None)
-}
-
-fn load_model_on(config: &WorkerConfig, role: Role, nodes: Option<Nodes>) -> anyhow::Result<LoadedModel> {
+/// Loads the configured checkpoint; with `nodes`, as node 0 of them.
+pub fn load_model(config: &WorkerConfig, role: Role, nodes: Option<Nodes>) -> anyhow::Result<LoadedModel> {
     let (mut engine, assets) = load_engine(config, role, nodes)?;
     let info = engine.info().clone();
     let StepProfile { step_times, batch_times } =
@@ -273,7 +268,7 @@ pub async fn start<M: StepExecutor>(
     lifetime: &Lifetime,
     health: &Health,
 ) -> anyhow::Result<Addresses> {
-    let metrics = Metrics::new();
+    let metrics = Metrics::of_process();
     let worker_metrics = WorkerMetrics::new(&metrics);
     let connections = Connections::new(config.listener, &metrics);
     PresentedCertificates {
@@ -301,7 +296,7 @@ pub async fn start<M: StepExecutor>(
 
     announce_drain(mailbox.messages.clone(), lifetime);
     let member = registration::member(&facts, assets.as_ref(), config, addresses.listen);
-    let registered = worker_metrics.clone();
+    let registered = worker_metrics.registered.clone();
     let worker_service = WorkerService::new(facts, assets, mailbox, worker_metrics, lifetime.clone());
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
@@ -334,10 +329,6 @@ fn announce_drain(messages: mpsc::Sender<Message>, lifetime: &Lifetime) {
         // Keeps the mailbox open as long as the worker runs.
         cancelled.await;
     });
-}
-
-async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
 }
 
 #[cfg(test)]

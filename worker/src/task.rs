@@ -14,8 +14,7 @@ use crate::ahead::PrecomputedDraft;
 use crate::table::SequenceKey;
 
 /// Identifies the KV of one sequence at a [`crate::StepExecutor`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Slot(pub u64);
+pub use engine::SlotId as Slot;
 
 /// Progress of a task's lookup in the prefix cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -232,10 +231,21 @@ fn trace_span(step: &Step, cached: &CachedSequence, span_id: u64) -> tracing::Sp
 }
 
 /// Removes the tasks at `indices` from the queue; returns them in order of index.
-pub fn take_tasks(tasks: &mut VecDeque<Task>, mut indices: Vec<usize>) -> Vec<Task> {
+pub(crate) fn take_tasks(tasks: &mut VecDeque<Task>, mut indices: Vec<usize>) -> Vec<Task> {
     indices.sort_unstable();
-    let mut taken: Vec<Task> =
-        indices.into_iter().rev().map(|i| tasks.remove(i).expect("planned tasks are in the queue")).collect();
-    taken.reverse();
-    taken
+    // Each removal moves the tasks behind it forward.
+    let removals = indices.into_iter().enumerate();
+    removals
+        .map(|(removed, index)| tasks.remove(index - removed).expect("planned tasks are in the queue"))
+        .collect()
+}
+
+/// Removes the tasks at these indices from the queue; returns them with their replies in order of index.
+pub fn take_finished(
+    tasks: &mut VecDeque<Task>,
+    mut finished: Vec<(usize, ReplyBody)>,
+) -> Vec<(Task, ReplyBody)> {
+    finished.sort_unstable_by_key(|(index, _)| *index);
+    let (indices, bodies): (Vec<usize>, Vec<ReplyBody>) = finished.into_iter().unzip();
+    take_tasks(tasks, indices).into_iter().zip(bodies).collect()
 }

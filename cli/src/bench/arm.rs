@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::error::BenchError;
 use crate::load::{Access, Dialect, Endpoint, Settings};
+use crate::usage::UsageError;
 
 /// `NAME[:KEY=VALUE,..]`, as given on the command line.
 #[derive(Debug, Clone, PartialEq)]
@@ -107,16 +108,17 @@ impl Arm {
         let access = Access { model, ..access };
         let endpoint = Endpoint::connect(spec.url.as_deref().unwrap_or(url), access).await?;
         if spec.speculation.is_some() && endpoint.dialect() != Dialect::Outrider {
-            return Err(BenchError::Usage {
+            let error = UsageError {
                 flag: "--arm",
-                value: spec.name,
+                value: format!("`{}`", spec.name),
                 expected: format!(
                     "a field that {} knows: `speculation` is a setting of an outrider router, and {} is served by {}",
                     endpoint.url(),
                     endpoint.model(),
                     endpoint.served_by()
                 ),
-            });
+            };
+            return Err(error.into());
         }
         Ok(Self { spec, endpoint })
     }

@@ -3,20 +3,14 @@
 use std::path::PathBuf;
 
 use crate::load::LoadError;
+use crate::usage::UsageError;
 
 /// Why nothing was measured or the report was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     /// The command line is invalid.
-    #[error("{flag} is `{value}`, expected {expected}")]
-    Usage {
-        /// The flag.
-        flag: &'static str,
-        /// The value as given.
-        value: String,
-        /// What is accepted.
-        expected: String,
-    },
+    #[error(transparent)]
+    Usage(#[from] UsageError),
     /// No endpoint or no prompts.
     #[error("{0}")]
     Load(#[from] LoadError),

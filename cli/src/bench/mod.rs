@@ -28,7 +28,7 @@ pub use compare::{Comparison, Difference, ShipVerdict, VerdictRules, compare};
 pub use error::BenchError;
 pub use plan::LoadLevel;
 
-use crate::{EXIT_USAGE, output};
+use crate::output;
 use failures::Failures;
 use report::Report;
 
@@ -45,11 +45,10 @@ pub async fn main(args: BenchArgs) -> ExitCode {
     match bench(&args).await {
         Ok(printed) => printed,
         Err(error) => {
-            output::note(&format!("outrider: {error}"));
+            let failed = output::failed(&error, matches!(error, BenchError::Usage(_)));
             match error {
-                BenchError::Usage { .. } => ExitCode::from(EXIT_USAGE),
                 BenchError::Interrupted => ExitCode::from(EXIT_INTERRUPTED),
-                _ => ExitCode::FAILURE,
+                _ => failed,
             }
         }
     }

@@ -149,7 +149,7 @@ impl Report {
         json!({
             "command": self.command,
             "date": self.date,
-            "version": env!("CARGO_PKG_VERSION"),
+            "version": service::release::version(),
             "machine": self.machine,
             "seed": self.seed,
             "max_tokens": self.max_tokens,

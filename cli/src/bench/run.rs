@@ -15,6 +15,7 @@ use crate::load::cpu::{CpuMeter, GeneratorCost};
 use crate::load::{Access, Client, Endpoint, Prompt, Request, Sample, Settings};
 use crate::output::note;
 use crate::progress::Progress;
+use crate::usage::UsageError;
 
 /// Largest number of arms: a verdict compares two.
 const ARMS_MAX: usize = 2;
@@ -84,7 +85,8 @@ fn prompts(args: &BenchArgs) -> Result<Vec<Prompt>, BenchError> {
     known.dedup();
     if let Some(missing) = args.tasks.iter().find(|task| !known.contains(task)) {
         let expected = format!("task types of the prompts: {}", known.join(", "));
-        return Err(BenchError::Usage { flag: "--tasks", value: missing.clone(), expected });
+        let value = format!("`{missing}`");
+        return Err(UsageError { flag: "--tasks", value, expected }.into());
     }
     prompts.retain(|prompt| args.tasks.is_empty() || args.tasks.contains(&prompt.task));
     Ok(prompts)
@@ -96,17 +98,18 @@ async fn arms(args: &BenchArgs, access: &Access) -> Result<Vec<Arm>, BenchError>
         let endpoint = Endpoint::connect(&args.url, access.clone()).await?;
         specs = ArmSpec::defaults(endpoint.dialect());
     }
-    let usage = |value: String, expected: &str| {
-        Err(BenchError::Usage { flag: "--arm", value, expected: expected.to_owned() })
+    let usage = |name: &str, expected: &str| {
+        let value = format!("`{name}`");
+        Err(UsageError { flag: "--arm", value, expected: expected.to_owned() }.into())
     };
     if specs.len() > ARMS_MAX {
-        return usage(specs[ARMS_MAX].name.clone(), "at most two arms: compare others in a separate run");
+        return usage(&specs[ARMS_MAX].name, "at most two arms: compare others in a separate run");
     }
     if args.fail_unless_ship && specs.len() < ARMS_MAX {
-        return usage(specs[0].name.clone(), "two arms, because --fail-unless-ship needs a verdict");
+        return usage(&specs[0].name, "two arms, because --fail-unless-ship needs a verdict");
     }
     if specs.len() == ARMS_MAX && specs[0].name == specs[1].name {
-        return usage(specs[0].name.clone(), "two different names");
+        return usage(&specs[0].name, "two different names");
     }
     let mut arms = Vec::new();
     for spec in specs {

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     fn costs(target: u64, draft: u64) -> Costs {
-        let flat = |micros| [1, 64].map(|rows| StepTimePoint { rows, kv_tokens: 0, micros }).to_vec();
+        let flat = |micros| [1, 64].map(|rows| StepTimePoint { rows, context: 0, micros }).to_vec();
         Costs { target: flat(target), draft: flat(draft) }
     }
 

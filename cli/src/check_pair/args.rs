@@ -10,6 +10,7 @@ use speculation::step::MAX_DRAFT_TOKENS;
 use super::error::CheckPairError;
 use super::eval::PairOptions;
 use crate::count::count;
+use crate::usage::check;
 
 /// Text after the flags in `outrider check-pair --help`.
 const AFTER_HELP: &str = "\
@@ -167,16 +168,12 @@ impl CheckPairArgs {
 
     /// Rejects invalid values; the error names the flag.
     pub(super) fn check(&self) -> Result<(), CheckPairError> {
-        let expect = |flag, value: String, expected: &str, holds: bool| match holds {
-            true => Ok(()),
-            false => Err(CheckPairError::Usage { flag, value, expected: expected.to_owned() }),
-        };
         let (k, most) = (self.draft_tokens, MAX_DRAFT_TOKENS as u32);
-        expect("--draft-tokens", k.to_string(), &format!("1 to {most}"), (1..=most).contains(&k))?;
-        expect("--num-prompts", self.num_prompts.to_string(), "1 or more", self.num_prompts > 0)?;
-        expect("--max-tokens", self.max_tokens.to_string(), "2 or more", self.max_tokens > 1)?;
+        check("--draft-tokens", k, &format!("1 to {most}"), (1..=most).contains(&k))?;
+        check("--num-prompts", self.num_prompts, "1 or more", self.num_prompts > 0)?;
+        check("--max-tokens", self.max_tokens, "2 or more", self.max_tokens > 1)?;
         for t in &self.temperatures {
-            expect("--temperatures", t.to_string(), "0 to 2", (0.0..=2.0).contains(t))?;
+            check("--temperatures", t, "0 to 2", (0.0..=2.0).contains(t))?;
         }
         Ok(())
     }

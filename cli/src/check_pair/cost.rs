@@ -80,11 +80,8 @@ fn measure_context(
             }
         }
         let [target_took, draft_took] = times.map(median);
-        let point = |took: Duration| StepTimePoint {
-            rows,
-            kv_tokens: context.into(),
-            micros: took.as_micros() as u64,
-        };
+        let point =
+            |took: Duration| StepTimePoint { rows, context: context.into(), micros: took.as_micros() as u64 };
         costs.target.push(point(target_took));
         costs.draft.push(point(draft_took));
         if target_took > FORWARD_TIME_MAX {

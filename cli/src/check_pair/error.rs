@@ -8,20 +8,14 @@ use speculation::logits::DrawError;
 use text::ModelTextError;
 
 use crate::load::LoadError;
+use crate::usage::UsageError;
 
 /// Why a pair could not be checked.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckPairError {
     /// The value of a flag is invalid.
-    #[error("{flag} is {value}, expected {expected}")]
-    Usage {
-        /// The flag.
-        flag: &'static str,
-        /// The value as given.
-        value: String,
-        /// What is accepted.
-        expected: String,
-    },
+    #[error(transparent)]
+    Usage(#[from] UsageError),
     /// A file of a checkpoint cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {

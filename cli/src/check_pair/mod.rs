@@ -28,7 +28,7 @@ use tokio::sync::oneshot;
 pub use args::{CheckPairArgs, WeightsArg};
 
 use crate::load::Prompt;
-use crate::{EXIT_USAGE, output};
+use crate::output;
 use error::CheckPairError;
 use eval::{EvalPrompts, Evaluation, fits};
 use measure::EvalPrompt;
@@ -72,13 +72,7 @@ fn run_and_print(args: &CheckPairArgs) -> ExitCode {
             let printed = output::finish(&text);
             if all_pair { printed } else { ExitCode::FAILURE }
         }
-        Err(error) => {
-            output::note(&format!("outrider: {error}"));
-            match error {
-                CheckPairError::Usage { .. } => ExitCode::from(EXIT_USAGE),
-                _ => ExitCode::FAILURE,
-            }
-        }
+        Err(error) => output::failed(&error, matches!(error, CheckPairError::Usage(_))),
     }
 }
 

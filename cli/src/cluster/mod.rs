@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::{FutureExt, select_all};
 use nix::sys::signal::Signal;
+use speculation::Role;
 use tempfile::TempDir;
 
 pub use error::ClusterError;
@@ -28,7 +29,7 @@ pub(crate) use ports::try_bind;
 pub use process::{ExitReport, LogSink, NoLogs, Process, ProcessSpec};
 pub use spec::{Binaries, ClusterSpec, Discovery, DraftKind, TargetKind};
 
-use spec::{ProcessPlan, WorkerRole};
+use spec::ProcessPlan;
 
 /// The name of the router among a cluster's processes.
 pub const ROUTER: &str = "router";
@@ -73,10 +74,10 @@ impl ProcessCluster {
         // Every process, including the first worker, opens the discovery file at start.
         cluster.write_workers_file()?;
         for _ in 0..cluster.spec.target_workers {
-            cluster.add_worker(WorkerRole::Target)?;
+            cluster.add_worker(Role::Target)?;
         }
         for _ in 0..cluster.spec.draft_count() {
-            cluster.add_worker(WorkerRole::Draft)?;
+            cluster.add_worker(Role::Draft)?;
         }
         let plan = spec::router_plan(&cluster.spec, (cluster.http, cluster.grpc), &cluster.discovery_uri)?;
         cluster.start_member(plan)?;
@@ -105,7 +106,7 @@ impl ProcessCluster {
         let waiting = self
             .members
             .iter()
-            .map(|member| (member.plan.name.clone(), member.plan.ready_url.clone()))
+            .map(|member| (member.plan.process.name.clone(), member.plan.ready_url.clone()))
             .collect::<Vec<_>>();
         let mut prober = ready::Prober::new(waiting);
         loop {
@@ -124,25 +125,25 @@ impl ProcessCluster {
 
     /// Adds a target worker to the running cluster and returns its name. It is not ready yet.
     pub fn add_target_worker(&mut self) -> Result<String, ClusterError> {
-        self.add_worker(WorkerRole::Target)
+        self.add_worker(Role::Target)
     }
 
     /// Adds a draft worker to the running cluster and returns its name. It is not ready yet.
     pub fn add_draft_worker(&mut self) -> Result<String, ClusterError> {
-        self.add_worker(WorkerRole::Draft)
+        self.add_worker(Role::Draft)
     }
 
-    fn add_worker(&mut self, role: WorkerRole) -> Result<String, ClusterError> {
+    fn add_worker(&mut self, role: Role) -> Result<String, ClusterError> {
         let index = self.members.iter().filter(|member| member.plan.role == Some(role)).count();
         let plan = spec::worker_plan(&self.spec, role, index, &self.discovery_uri)?;
-        let name = plan.name.clone();
+        let name = plan.process.name.clone();
         self.start_member(plan)?;
         self.write_workers_file()?;
         Ok(name)
     }
 
     fn start_member(&mut self, plan: ProcessPlan) -> Result<(), ClusterError> {
-        let process = Process::spawn(plan.process_spec(&self.spec.env), Arc::clone(&self.sink))?;
+        let process = Process::spawn(plan.process.clone(), Arc::clone(&self.sink))?;
         self.members.push(Member { plan, process, reported: false });
         Ok(())
     }
@@ -175,7 +176,7 @@ impl ProcessCluster {
 
     /// All names, in the order of start.
     pub fn names(&self) -> Vec<&str> {
-        self.members.iter().map(|member| member.plan.name.as_str()).collect()
+        self.members.iter().map(|member| member.plan.process.name.as_str()).collect()
     }
 
     /// Returns the process with that name.
@@ -194,12 +195,12 @@ impl ProcessCluster {
     }
 
     fn member(&self, name: &str) -> Result<&Member, ClusterError> {
-        let found = self.members.iter().find(|member| member.plan.name == name);
+        let found = self.members.iter().find(|member| member.plan.process.name == name);
         found.ok_or_else(|| ClusterError::NoSuchProcess { name: name.to_owned() })
     }
 
     fn member_mut(&mut self, name: &str) -> Result<&mut Member, ClusterError> {
-        let found = self.members.iter_mut().find(|member| member.plan.name == name);
+        let found = self.members.iter_mut().find(|member| member.plan.process.name == name);
         found.ok_or_else(|| ClusterError::NoSuchProcess { name: name.to_owned() })
     }
 }
@@ -230,9 +231,9 @@ impl ProcessCluster {
     /// yet.
     pub async fn restart(&mut self, name: &str) -> Result<(), ClusterError> {
         self.kill(name).await?;
-        let (env, sink) = (self.spec.env.clone(), Arc::clone(&self.sink));
+        let sink = Arc::clone(&self.sink);
         let member = self.member_mut(name)?;
-        member.process = Process::spawn(member.plan.process_spec(&env), sink)?;
+        member.process = Process::spawn(member.plan.process.clone(), sink)?;
         member.reported = false;
         Ok(())
     }

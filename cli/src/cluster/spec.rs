@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
+use speculation::Role;
 use worker::compute_device::ComputeDevice::{self, Cpu, Cuda};
 
 use super::ROUTER;
@@ -191,58 +192,29 @@ impl Binaries {
     }
 }
 
-/// The two kinds of worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum WorkerRole {
-    Draft,
-    Target,
-}
-
-impl WorkerRole {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Draft => "draft",
-            Self::Target => "target",
-        }
-    }
-}
-
 /// Description of one process before it starts.
 #[derive(Debug, Clone)]
 pub(super) struct ProcessPlan {
-    pub(super) name: String,
+    pub(super) process: ProcessSpec,
     /// `None` for the router.
-    pub(super) role: Option<WorkerRole>,
+    pub(super) role: Option<Role>,
     /// gRPC address of the worker or router.
     pub(super) listen: SocketAddr,
     /// Address of health and metrics.
     pub(super) admin: SocketAddr,
     pub(super) ready_url: String,
-    program: PathBuf,
-    args: Vec<OsString>,
-}
-
-impl ProcessPlan {
-    pub(super) fn process_spec(&self, env: &[(String, String)]) -> ProcessSpec {
-        ProcessSpec {
-            name: self.name.clone(),
-            program: self.program.clone(),
-            args: self.args.clone(),
-            env: env.to_vec(),
-        }
-    }
 }
 
 pub(super) fn worker_plan(
     spec: &ClusterSpec,
-    role: WorkerRole,
+    role: Role,
     index: usize,
     discovery_uri: &str,
 ) -> Result<ProcessPlan, ClusterError> {
     let (listen, admin) = (free_address()?, free_address()?);
     let mut args = Arguments::default();
     let (program, device, more) = match role {
-        WorkerRole::Target => {
+        Role::Target => {
             match &spec.target {
                 TargetKind::Model(directory) => args.pair("--model", directory),
                 TargetKind::Synthetic { .. } => args.synthetic(spec),
@@ -252,7 +224,7 @@ pub(super) fn worker_plan(
             }
             (&spec.binaries.target_worker, &spec.target_device, &spec.target_args)
         }
-        WorkerRole::Draft => {
+        Role::Draft => {
             match &spec.draft {
                 DraftKind::Model(directory) => {
                     args.pair("--model", directory);
@@ -271,20 +243,18 @@ pub(super) fn worker_plan(
     args.pair("--listen", listen.to_string());
     args.pair("--admin", admin.to_string());
     let is_set = spec.draft_args.iter().any(|arg| arg == "--draft-ahead");
-    if role == WorkerRole::Draft && spec.draft_shares_device() && !is_set {
+    if role == Role::Draft && spec.draft_shares_device() && !is_set {
         // Draft-ahead would slow down verification, which needs the same device.
         args.pair("--draft-ahead", "0");
     }
     args.common(spec, discovery_uri);
-    Ok(ProcessPlan {
+    let process = ProcessSpec {
         name: format!("{}-{index}", role.as_str()),
-        role: Some(role),
-        listen,
-        admin,
-        ready_url: ready_url(admin),
         program: program.clone(),
         args: args.with(more),
-    })
+        env: spec.env.clone(),
+    };
+    Ok(ProcessPlan { process, role: Some(role), listen, admin, ready_url: ready_url(admin) })
 }
 
 pub(super) fn router_plan(
@@ -301,15 +271,13 @@ pub(super) fn router_plan(
         args.pair("--api-keys", file);
     }
     args.common(spec, discovery_uri);
-    Ok(ProcessPlan {
+    let process = ProcessSpec {
         name: ROUTER.to_owned(),
-        role: None,
-        listen: grpc,
-        admin,
-        ready_url: ready_url(admin),
         program: spec.binaries.router.clone(),
         args: args.with(&spec.router_args),
-    })
+        env: spec.env.clone(),
+    };
+    Ok(ProcessPlan { process, role: None, listen: grpc, admin, ready_url: ready_url(admin) })
 }
 
 fn ready_url(admin: SocketAddr) -> String {
@@ -380,7 +348,7 @@ mod tests {
     }
 
     fn line(plan: &ProcessPlan) -> String {
-        plan.args.iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>().join(" ")
+        plan.process.args.iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>().join(" ")
     }
 
     #[test]
@@ -389,8 +357,8 @@ mod tests {
         spec.threads = NonZeroUsize::new(2);
         spec.ballast = 250_000_000;
         spec.target_args = vec!["--kv-memory".to_owned(), "1048576".to_owned()];
-        let plan = worker_plan(&spec, WorkerRole::Target, 3, "static:/tmp/workers.toml").unwrap();
-        assert_eq!(plan.name, "target-3");
+        let plan = worker_plan(&spec, Role::Target, 3, "static:/tmp/workers.toml").unwrap();
+        assert_eq!(plan.process.name, "target-3");
         let (listen, admin) = (plan.listen, plan.admin);
         assert_ne!(listen, admin);
         assert_eq!(
@@ -404,15 +372,14 @@ mod tests {
 
     #[test]
     fn an_ngram_draft_needs_no_model() {
-        let plan = worker_plan(&spec(DraftKind::Ngram), WorkerRole::Draft, 0, "memory").unwrap();
+        let plan = worker_plan(&spec(DraftKind::Ngram), Role::Draft, 0, "memory").unwrap();
         assert!(line(&plan).starts_with("--method ngram --device cpu "), "{}", line(&plan));
         let plan =
-            worker_plan(&spec(DraftKind::Model("/models/draft".into())), WorkerRole::Draft, 0, "memory")
-                .unwrap();
+            worker_plan(&spec(DraftKind::Model("/models/draft".into())), Role::Draft, 0, "memory").unwrap();
         assert!(line(&plan).starts_with("--model /models/draft --device cpu "), "{}", line(&plan));
         let target_tokenizer = Some("/models/target".into());
         let foreign = ClusterSpec { target_tokenizer, ..spec(DraftKind::Model("/models/draft".into())) };
-        let plan = worker_plan(&foreign, WorkerRole::Draft, 0, "memory").unwrap();
+        let plan = worker_plan(&foreign, Role::Draft, 0, "memory").unwrap();
         let expected = "--model /models/draft --target-tokenizer /models/target --device cpu ";
         assert!(line(&plan).starts_with(expected), "{}", line(&plan));
     }
@@ -421,10 +388,10 @@ mod tests {
     fn a_worker_on_a_gpu_gets_its_device_and_no_threads() {
         let mut spec = spec(DraftKind::Model("/models/draft".into()));
         (spec.threads, spec.target_device) = (NonZeroUsize::new(2), Cuda(vec![0, 1]));
-        let target = worker_plan(&spec, WorkerRole::Target, 0, "memory").unwrap();
+        let target = worker_plan(&spec, Role::Target, 0, "memory").unwrap();
         let expected = "--model /models/target --device cuda:0,1 --listen ";
         assert!(line(&target).starts_with(expected), "{}", line(&target));
-        let draft = worker_plan(&spec, WorkerRole::Draft, 0, "memory").unwrap();
+        let draft = worker_plan(&spec, Role::Draft, 0, "memory").unwrap();
         let expected = "--model /models/draft --device cpu --threads 2 --listen ";
         assert!(line(&draft).starts_with(expected), "{}", line(&draft));
     }
@@ -435,7 +402,7 @@ mod tests {
         let plan = |target_device: &ComputeDevice, draft_device: &ComputeDevice| {
             let mut spec = spec(DraftKind::Model("/models/draft".into()));
             (spec.target_device, spec.draft_device) = (target_device.clone(), draft_device.clone());
-            line(&worker_plan(&spec, WorkerRole::Draft, 0, "memory").unwrap())
+            line(&worker_plan(&spec, Role::Draft, 0, "memory").unwrap())
         };
         for (target, draft, shared) in [
             (&Cpu, &Cpu, true),
@@ -454,7 +421,7 @@ mod tests {
     fn synthetic_workers_get_the_profile_in_place_of_a_model() {
         let mut spec = spec(DraftKind::Synthetic);
         spec.target = TargetKind::Synthetic { profile: "/p.toml".into(), time_scale: 20.0 };
-        for role in [WorkerRole::Target, WorkerRole::Draft] {
+        for role in [Role::Target, Role::Draft] {
             let plan = worker_plan(&spec, role, 0, "memory").unwrap();
             let expected = "--engine synthetic:/p.toml --time-scale 20 --device cpu ";
             assert!(line(&plan).starts_with(expected), "{}", line(&plan));
@@ -466,8 +433,8 @@ mod tests {
         let spec = spec(DraftKind::Ngram);
         let address = "127.0.0.1:1".parse().unwrap();
         let plans = [
-            worker_plan(&spec, WorkerRole::Target, 0, "x").unwrap(),
-            worker_plan(&spec, WorkerRole::Draft, 0, "x").unwrap(),
+            worker_plan(&spec, Role::Target, 0, "x").unwrap(),
+            worker_plan(&spec, Role::Draft, 0, "x").unwrap(),
             router_plan(&spec, (address, address), "x").unwrap(),
         ];
         let text = workers_toml(plans.iter());

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::error::DistillCommandError;
 use crate::check_pair::WeightsArg;
+use crate::usage::{UsageError, check};
 
 const AFTER_HELP: &str = "\
 The log is the file that a router writes with --request-log FILE; the previous part, FILE.1, is
@@ -89,18 +89,14 @@ pub struct DistillArgs {
 
 impl DistillArgs {
     /// Rejects invalid values; the error names the flag.
-    pub(super) fn check(&self) -> Result<(), DistillCommandError> {
-        let expect = |flag, value: String, expected, holds: bool| match holds {
-            true => Ok(()),
-            false => Err(DistillCommandError::Usage { flag, value, expected }),
-        };
-        expect("--steps", self.steps.to_string(), "1 or more", self.steps > 0)?;
-        expect("--batch", self.batch.to_string(), "1 or more", self.batch > 0)?;
-        expect("--context", self.context.to_string(), "8 or more", self.context >= 8)?;
+    pub(super) fn check(&self) -> Result<(), UsageError> {
+        check("--steps", self.steps, "1 or more", self.steps > 0)?;
+        check("--batch", self.batch, "1 or more", self.batch > 0)?;
+        check("--context", self.context, "8 or more", self.context >= 8)?;
         let rate = self.learning_rate;
-        expect("--learning-rate", rate.to_string(), "above 0, below 1", rate > 0.0 && rate < 1.0)?;
-        expect("--num-prompts", self.num_prompts.to_string(), "1 or more", self.num_prompts > 0)?;
-        expect("--max-tokens", self.max_tokens.to_string(), "2 or more", self.max_tokens > 1)?;
-        expect("--out", self.out.display().to_string(), "a directory that does not exist", !self.out.exists())
+        check("--learning-rate", rate, "above 0, below 1", rate > 0.0 && rate < 1.0)?;
+        check("--num-prompts", self.num_prompts, "1 or more", self.num_prompts > 0)?;
+        check("--max-tokens", self.max_tokens, "2 or more", self.max_tokens > 1)?;
+        check("--out", self.out.display(), "a directory that does not exist", !self.out.exists())
     }
 }

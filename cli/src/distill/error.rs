@@ -5,20 +5,14 @@ use std::path::PathBuf;
 use distill::DistillError;
 
 use crate::check_pair::error::CheckPairError;
+use crate::usage::UsageError;
 
 /// Why a draft could not be distilled.
 #[derive(Debug, thiserror::Error)]
 pub enum DistillCommandError {
     /// The value of a flag is invalid.
-    #[error("{flag} is {value}, expected {expected}")]
-    Usage {
-        /// The flag.
-        flag: &'static str,
-        /// The value as given.
-        value: String,
-        /// What is accepted.
-        expected: &'static str,
-    },
+    #[error(transparent)]
+    Usage(#[from] UsageError),
     /// A file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {

@@ -22,18 +22,12 @@ pub use args::DistillArgs;
 use error::DistillCommandError;
 pub use run::run;
 
-use crate::{EXIT_USAGE, output};
+use crate::output;
 
 /// Runs the subcommand. Prints an error on one line.
 pub fn main(args: &DistillArgs) -> ExitCode {
     match run(args) {
         Ok(text) => output::finish(&text),
-        Err(error) => {
-            output::note(&format!("outrider: {error}"));
-            match error {
-                DistillCommandError::Usage { .. } => ExitCode::from(EXIT_USAGE),
-                _ => ExitCode::FAILURE,
-            }
-        }
+        Err(error) => output::failed(&error, matches!(error, DistillCommandError::Usage(_))),
     }
 }

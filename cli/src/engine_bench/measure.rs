@@ -10,7 +10,7 @@ use speculation::acceptance::guess;
 use speculation::logits::{DrawError, TokenCounts};
 use speculation::{SamplingParams, SequenceSpec};
 
-use super::BenchError;
+use super::EngineBenchError;
 use super::memory::LoadMemory;
 
 /// Time that one format runs before the next takes its turn.
@@ -118,7 +118,7 @@ impl FormatBench {
 
     /// Runs steps for a slice of time; returns the median time of a forward in seconds, and the parts of all
     /// steps.
-    fn slice(&mut self, case: Case) -> Result<(f64, StepParts), BenchError> {
+    fn slice(&mut self, case: Case) -> Result<(f64, StepParts), EngineBenchError> {
         let ids = ids(case.context, case.rows, self.engine.info().vocab_size);
         let num_logits = if case.rows <= VERIFY_ROWS { case.rows } else { 1 };
         let slots = &self.slots[..case.sequences];
@@ -177,7 +177,7 @@ impl Bench {
     }
 
     /// Measures all formats on one case.
-    pub(super) fn measure(&mut self, case: Case) -> Result<(), BenchError> {
+    pub(super) fn measure(&mut self, case: Case) -> Result<(), EngineBenchError> {
         for format in &mut self.formats {
             format.prepare(case)?;
             // The first forward grows buffers and is not counted.
@@ -204,7 +204,7 @@ impl Bench {
         Ok(())
     }
 
-    pub(super) fn finish(mut self) -> Result<BenchResults, BenchError> {
+    pub(super) fn finish(mut self) -> Result<BenchResults, EngineBenchError> {
         Ok(BenchResults {
             instruction_set: engine::instruction_set()?,
             read: median(&mut self.reads),

@@ -25,8 +25,9 @@ use measure::{Bench, Case, FormatBench};
 use memory::{LoadMemoryMeter, probe_bytes};
 
 use crate::count::count;
+use crate::output;
 use crate::progress::Progress;
-use crate::{EXIT_USAGE, output};
+use crate::usage::{UsageError, check};
 
 /// Seed of random weights, so that two runs measure the same model.
 const SEED: u64 = 1;
@@ -63,7 +64,7 @@ Examples:
 /// Arguments of `outrider engine-bench`.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_long_help = AFTER_HELP)]
-pub struct BenchArgs {
+pub struct EngineBenchArgs {
     /// Checkpoint directory, or `random:` and the path of a config.json for random weights of that shape
     #[arg(long, value_name = "DIR|random:CONFIG.json")]
     pub model: String,
@@ -112,9 +113,9 @@ pub struct BenchArgs {
 
 /// Why nothing was measured.
 #[derive(Debug, thiserror::Error)]
-enum BenchError {
-    #[error("{flag} is {value}, expected {expected}")]
-    Usage { flag: &'static str, value: String, expected: String },
+enum EngineBenchError {
+    #[error(transparent)]
+    Usage(#[from] UsageError),
     #[error("{0}")]
     Engine(#[from] EngineError),
     #[error("a draw failed: {0}")]
@@ -126,21 +127,15 @@ enum BenchError {
 }
 
 /// Runs the subcommand. Prints an error on one line.
-pub fn main(args: &BenchArgs) -> ExitCode {
+pub fn main(args: &EngineBenchArgs) -> ExitCode {
     match run(args) {
         Ok(text) => output::finish(&text),
-        Err(error) => {
-            output::note(&format!("outrider: {error}"));
-            match error {
-                BenchError::Usage { .. } => ExitCode::from(EXIT_USAGE),
-                _ => ExitCode::FAILURE,
-            }
-        }
+        Err(error) => output::failed(&error, matches!(error, EngineBenchError::Usage(_))),
     }
 }
 
 /// Measures and returns the text to print.
-fn run(args: &BenchArgs) -> Result<String, BenchError> {
+fn run(args: &EngineBenchArgs) -> Result<String, EngineBenchError> {
     let formats = formats(&args.weights)?;
     let threads = args.threads.get();
     check_counts("--rows", &args.rows)?;
@@ -161,7 +156,7 @@ fn run(args: &BenchArgs) -> Result<String, BenchError> {
     let (cases, left_out): (Vec<Case>, Vec<Case>) =
         cases(args).into_iter().partition(|case| case.context + case.rows <= window as usize);
     if cases.is_empty() {
-        return Err(BenchError::NoCaseFits(window));
+        return Err(EngineBenchError::NoCaseFits(window));
     }
     let probe = ReadProbe::new(probe_bytes(args.read_mib << 20), threads)?;
     if args.pin {
@@ -182,7 +177,7 @@ fn run(args: &BenchArgs) -> Result<String, BenchError> {
 }
 
 /// All cases, ordered by context, so that a sequence only grows.
-fn cases(args: &BenchArgs) -> Vec<Case> {
+fn cases(args: &EngineBenchArgs) -> Vec<Case> {
     let mut contexts = args.context.clone();
     contexts.sort_unstable();
     let one = |context| args.rows.iter().map(move |&rows| Case { context, rows, sequences: 1 });
@@ -190,8 +185,8 @@ fn cases(args: &BenchArgs) -> Vec<Case> {
     contexts.into_iter().flat_map(|context| one(context).chain([batch(context)])).collect()
 }
 
-fn formats(list: &str) -> Result<Vec<(String, WeightFormat)>, BenchError> {
-    let usage = |name: &str| BenchError::Usage {
+fn formats(list: &str) -> Result<Vec<(String, WeightFormat)>, UsageError> {
+    let usage = |name: &str| UsageError {
         flag: "--weights",
         value: format!("`{name}`"),
         expected: "auto, f32, bf16, fp8, int8, int4, or a comma-separated list".to_owned(),
@@ -202,24 +197,21 @@ fn formats(list: &str) -> Result<Vec<(String, WeightFormat)>, BenchError> {
 }
 
 /// Must be called before the first engine is loaded.
-fn use_instruction_set(name: &str) -> Result<(), BenchError> {
+fn use_instruction_set(name: &str) -> Result<(), EngineBenchError> {
     engine::use_instruction_set(name).map_err(|error| match error {
-        EngineError::Kernel(KernelError::MissingInstructionSet { name, available }) => BenchError::Usage {
+        EngineError::Kernel(KernelError::MissingInstructionSet { name, available }) => UsageError {
             flag: "--isa",
             value: format!("`{name}`"),
             expected: format!("one that this CPU supports: {available}"),
-        },
+        }
+        .into(),
         other => other.into(),
     })
 }
 
-fn check_counts(flag: &'static str, counts: &[usize]) -> Result<(), BenchError> {
-    match counts.iter().find(|count| !(1..=COUNT_MAX).contains(*count)) {
-        None => Ok(()),
-        Some(count) => {
-            Err(BenchError::Usage { flag, value: count.to_string(), expected: format!("1 to {COUNT_MAX}") })
-        }
-    }
+fn check_counts(flag: &'static str, counts: &[usize]) -> Result<(), UsageError> {
+    let expected = format!("1 to {COUNT_MAX}");
+    counts.iter().try_for_each(|count| check(flag, count, &expected, (1..=COUNT_MAX).contains(count)))
 }
 
 /// A copy of a config.json with another vocabulary size, in a file without a name: nothing is left behind,
@@ -244,21 +236,22 @@ enum Model {
 }
 
 impl Model {
-    fn new(args: &BenchArgs) -> Result<Self, BenchError> {
+    fn new(args: &EngineBenchArgs) -> Result<Self, EngineBenchError> {
         match (args.model.strip_prefix("random:"), args.vocab) {
             (Some(config), None) => Ok(Self::Random { config: PathBuf::from(config), _file: None }),
             (Some(config), Some(vocab)) => {
                 let path = PathBuf::from(config);
-                let file = with_vocab(&path, vocab).map_err(|source| BenchError::Config { path, source })?;
+                let file =
+                    with_vocab(&path, vocab).map_err(|source| EngineBenchError::Config { path, source })?;
                 let config = format!("/proc/self/fd/{}", file.as_raw_fd()).into();
                 Ok(Self::Random { config, _file: Some(file) })
             }
             (None, None) => Ok(Self::Checkpoint(PathBuf::from(&args.model))),
-            (None, Some(vocab)) => Err(BenchError::Usage {
-                flag: "--vocab",
-                value: vocab.to_string(),
-                expected: "--model random:CONFIG.json: a checkpoint has its own vocabulary size".to_owned(),
-            }),
+            (None, Some(vocab)) => {
+                let expected =
+                    "--model random:CONFIG.json: a checkpoint has its own vocabulary size".to_owned();
+                Err(UsageError { flag: "--vocab", value: vocab.to_string(), expected }.into())
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::BenchArgs;
+use super::EngineBenchArgs;
 use super::measure::{BenchResults, Case, CaseResult, FormatBench};
 use super::memory::{LoadMemory, resident_bytes};
 use super::slower::{FormatTimes, SlowerThan, slower_than};
@@ -108,7 +108,7 @@ fn knees(rows: &[Row]) -> Vec<Knee> {
 }
 
 /// The text to print.
-pub(super) fn text(args: &BenchArgs, results: &BenchResults, left_out: &[Case]) -> String {
+pub(super) fn text(args: &EngineBenchArgs, results: &BenchResults, left_out: &[Case]) -> String {
     let of_format = |format: &FormatBench| {
         let document = document(args, results, format, left_out);
         match args.json {
@@ -120,7 +120,7 @@ pub(super) fn text(args: &BenchArgs, results: &BenchResults, left_out: &[Case]) 
 }
 
 fn document<'a>(
-    args: &'a BenchArgs,
+    args: &'a EngineBenchArgs,
     results: &BenchResults,
     format: &'a FormatBench,
     left_out: &[Case],

@@ -26,7 +26,8 @@ use placement::{Inputs, ModelOnGpus, Plan, Prices, Traffic};
 use step_time::Assumptions;
 use weights::{Format, KvFormat};
 
-use crate::{EXIT_USAGE, output};
+use crate::output;
+use crate::usage::{UsageError, check};
 
 /// Numbers of ranks over which the engine can split a model (docs/contract.md C2).
 const RANKS: [u32; 4] = [1, 2, 4, 8];
@@ -173,15 +174,8 @@ struct AssumptionArgs {
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// The value of a flag is invalid.
-    #[error("{flag} is {value}, expected {expected}")]
-    Usage {
-        /// The flag.
-        flag: &'static str,
-        /// The value as given.
-        value: String,
-        /// What is accepted.
-        expected: String,
-    },
+    #[error(transparent)]
+    Usage(#[from] UsageError),
     /// A config.json cannot be read, or its architecture is unknown.
     #[error(transparent)]
     Config(#[from] EngineError),
@@ -197,13 +191,7 @@ pub fn main(args: &PlanArgs) -> ExitCode {
                 false => table::text(&plan),
             })
         }
-        Err(error) => {
-            output::note(&format!("outrider: {error}"));
-            match error {
-                PlanError::Usage { .. } => ExitCode::from(EXIT_USAGE),
-                PlanError::Config(_) => ExitCode::FAILURE,
-            }
-        }
+        Err(error) => output::failed(&error, matches!(error, PlanError::Usage(_))),
     }
 }
 
@@ -272,16 +260,4 @@ pub fn inputs(args: &PlanArgs) -> Result<Inputs, PlanError> {
             rows_max: assumed.max_batch_rows,
         },
     })
-}
-
-fn check(
-    flag: &'static str,
-    value: impl std::fmt::Display,
-    expected: &str,
-    holds: bool,
-) -> Result<(), PlanError> {
-    match holds {
-        true => Ok(()),
-        false => Err(PlanError::Usage { flag, value: value.to_string(), expected: expected.to_owned() }),
-    }
 }

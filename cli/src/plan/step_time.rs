@@ -38,7 +38,7 @@ pub fn as_profiled(cost: &dyn StepCost) -> StepTimes {
     let of_one = |context: u32| {
         PROFILED_ROWS.map(|rows| StepTimePoint {
             rows,
-            kv_tokens: context.into(),
+            context: context.into(),
             micros: micros(1, rows, context),
         })
     };
@@ -46,7 +46,7 @@ pub fn as_profiled(cost: &dyn StepCost) -> StepTimes {
         PROFILED_BATCH_ROWS.map(|rows_each| BatchTimePoint {
             sequences,
             rows: sequences * rows_each,
-            kv_tokens: context.into(),
+            context: context.into(),
             micros: micros(sequences, rows_each, context),
         })
     };

@@ -57,12 +57,15 @@ readOnlyRootFilesystem: true
 {{- .Values.serviceAccount.name | default (ternary .Release.Name "" .Values.serviceAccount.create) }}
 {{- end }}
 
-{{- /* Labels and annotations of a pod. Takes root, pool, role (or none), values (of the router, of etcd or of
-       a pool) and the chart's annotations, which the values may override. */}}
+{{- /* Labels and annotations of a pod. Takes root, pool, target and role (or none), values (of the router, of etcd
+       or of a pool) and the chart's annotations, which the values may override. */}}
 {{- define "outrider.podMetadata" -}}
 labels:
   {{- include "outrider.labels" .root | nindent 2 }}
   outrider/pool: {{ .pool }}
+  {{- with .target }}
+  outrider/target: {{ . | quote }}
+  {{- end }}
   {{- with .role }}
   outrider/role: {{ . }}
   {{- end }}
@@ -156,16 +159,19 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{- /* Returns the scaled pools as JSON: Deployment, metric, models, share of the metric, and bounds. */}}
+{{- /* Returns the scaled pools as JSON: Deployment, metric, models, share of the metric, and bounds. Pools whose
+       targets have several nodes are not scaled: they have no Deployment. */}}
 {{- define "outrider.scaled" -}}
 {{- $root := . }}
 {{- $scaled := list }}
 {{- $kinds := list (dict "role" "target" "pools" .Values.targetPools "metric" "outrider_wanted_target_workers" "limits" .Values.scaling.targets) (dict "role" "draft" "pools" .Values.draftPools "metric" "outrider_wanted_draft_workers" "limits" .Values.scaling.drafts) }}
 {{- range $kind := $kinds }}
 {{- range $pool := $kind.pools }}
+{{- if le (int ($pool.nodes | default 1)) 1 }}
 {{- $limits := merge (dict) ($pool.scaling | default dict) $kind.limits }}
 {{- $name := printf "%s-%s-%s" $root.Release.Name $kind.role $pool.name }}
 {{- $scaled = append $scaled (dict "name" $name "metric" $kind.metric "models" ($limits.models | default ".+") "share" ($limits.share | default 1) "min" $limits.min "max" $limits.max) }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- toJson $scaled }}

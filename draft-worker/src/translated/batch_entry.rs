@@ -38,8 +38,7 @@ impl TranslatedExecutor {
         look_up_prefixes(tasks, &is_ready, |task| Some(self.share_prefix(task)));
         let rows: Vec<StepRows> = tasks.iter().map(|task| self.step_rows(task)).collect();
         let limits = RowLimits { all: self.max_batch_rows as u32, prompts: prompt_rows };
-        let chunks =
-            choose_chunks((&self.engine, limits), tasks, &is_ready, &rows, |slot| self.sequences[&slot].slot);
+        let chunks = choose_chunks(&self.engine, limits, tasks, &is_ready, &rows);
         let entry = |index: usize, rows: u32| {
             let (task, pending) = (&tasks[index], self.pending(&tasks[index]));
             let ends_context = rows as usize == pending.len();

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use speculation::{Role, TokenId};
@@ -28,7 +27,7 @@ pub fn load(
     role_logic: Propose,
 ) -> anyhow::Result<LoadedWorker<TranslatedExecutor>> {
     let target = read_target(target_tokenizer).context("target_tokenizer")?;
-    let LoadedModel { engine, assets: draft, mut facts, cores } = load_model(config, Role::Draft)?;
+    let LoadedModel { engine, assets: draft, mut facts, cores } = load_model(config, Role::Draft, None)?;
     let target_ends = end_token_ids(&target)?;
     let translation = {
         let (target_json, draft_json) = (tokenizer_json(&target)?, tokenizer_json(&draft)?);
@@ -57,10 +56,9 @@ pub fn load(
         max_batch_rows: config.max_batch_rows,
         cores,
         sequences: HashMap::new(),
-        next_slot: 0,
         counts: ExecutorCounters::default(),
     };
-    Ok(LoadedWorker { executor, facts, assets: Some(target), draft_ahead: 0, round_trip: Duration::ZERO })
+    Ok(LoadedWorker::new(executor, facts, Some(target)))
 }
 
 fn read_target(path: &Path) -> anyhow::Result<Assets> {

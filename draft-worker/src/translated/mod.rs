@@ -11,7 +11,7 @@ mod outputs;
 
 use std::collections::{HashMap, VecDeque};
 
-use engine::{Engine, SequenceRows, SlotId};
+use engine::{Engine, SequenceRows};
 use speculation::cached_sequence::WorkerLimits;
 use speculation::{Proposal, ReplyBody, Role, TokenId, Work};
 use text::translation::{TranslatedSequence, Translation};
@@ -20,7 +20,7 @@ use worker::batch_plan::FoundPrefix;
 use worker::executor::{ExecutorCounters, ExecutorStats, OutOfKvBlocks, StepExecutor, pin_compute_threads};
 use worker::failed_forward::on_failed_forward;
 use worker::grammars::Grammars;
-use worker::task::{PrefixLookup, Slot, Task, take_tasks};
+use worker::task::{PrefixLookup, Slot, Task, take_finished};
 
 use self::batch_entry::BatchEntry;
 use crate::propose::Propose;
@@ -38,18 +38,11 @@ pub struct TranslatedExecutor {
     max_batch_rows: usize,
     /// Cores that compute threads are pinned to; `None`: not pinned.
     cores: Option<Vec<usize>>,
-    sequences: HashMap<Slot, DraftSequence>,
-    next_slot: u64,
+    /// The cached sequences. The engine holds the KV of a prefix of each one's draft ids.
+    sequences: HashMap<Slot, TranslatedSequence>,
     /// One row of logits, in the target's ids.
     row: Vec<f32>,
     counts: ExecutorCounters,
-}
-
-/// One cached sequence. The engine holds the KV of a prefix of its draft ids.
-#[derive(Debug)]
-struct DraftSequence {
-    slot: SlotId,
-    text: TranslatedSequence,
 }
 
 impl TranslatedExecutor {
@@ -60,49 +53,46 @@ impl TranslatedExecutor {
         let guess = task.guesses.token_ids.last().copied();
         let target_ids: Vec<TokenId> = task.cached.ids().iter().copied().chain(guess).collect();
         let is_same = |(cached, target_ids): &(&TokenId, &TokenId)| cached == target_ids;
-        let same = sequence.text.target_ids().iter().zip(&target_ids).take_while(is_same).count();
-        sequence.text.truncate(same);
+        let same = sequence.target_ids().iter().zip(&target_ids).take_while(is_same).count();
+        sequence.truncate(same);
         let kept = match &target_ids[same..] {
-            [] => sequence.text.draft_ids().len(),
-            new => sequence.text.extend(&self.translation, new),
+            [] => sequence.draft_ids().len(),
+            new => sequence.extend(&self.translation, new),
         };
-        self.engine.truncate(sequence.slot, kept as u32);
+        self.engine.truncate(task.slot, kept as u32);
     }
 
     /// Draft ids of `task` without KV.
     fn pending(&self, task: &Task) -> &[TokenId] {
-        let sequence = &self.sequences[&task.slot];
-        &sequence.text.draft_ids()[self.engine.len(sequence.slot) as usize..]
+        &self.sequences[&task.slot].draft_ids()[self.engine.len(task.slot) as usize..]
     }
 
     /// Aligns every task and answers those that need no forward.
     fn answer_at_once(&mut self, tasks: &mut VecDeque<Task>) -> Vec<(Task, ReplyBody)> {
-        let (mut indices, mut bodies) = (Vec::new(), Vec::new());
+        let mut finished = Vec::new();
         for (index, task) in tasks.iter_mut().enumerate() {
             self.align(task);
-            if let Some(body) = self.answer_without_rows(task) {
-                indices.push(index);
-                bodies.push(body);
-            }
+            let body = self.answer_without_rows(task);
+            finished.extend(body.map(|body| (index, body)));
         }
-        take_tasks(tasks, indices).into_iter().zip(bodies).collect()
+        take_finished(tasks, finished)
     }
 
     /// Answers a task that needs no row, whose draft ids exceed the draft's window, or whose draft ids do not
     /// end where the text ends.
     fn answer_without_rows(&mut self, task: &mut Task) -> Option<ReplyBody> {
         let sequence = &self.sequences[&task.slot];
-        let has_room = sequence.text.draft_ids().len() <= self.engine.info().max_model_len as usize;
+        let has_room = sequence.draft_ids().len() <= self.engine.info().max_model_len as usize;
         let is_run = self.pending(task).is_empty();
         let start = task.step.start();
         let body = match task.step.work {
-            Work::Propose { .. } if !has_room || !sequence.text.is_covered() => {
+            Work::Propose { .. } if !has_room || !sequence.is_covered() => {
                 ReplyBody::Proposal(Proposal { start, draft: task.guesses.clone() })
             }
             Work::Propose { .. } => {
                 if is_run {
                     // The last id must run again, because only its row predicts the next id.
-                    self.engine.truncate(sequence.slot, self.engine.len(sequence.slot) - 1);
+                    self.engine.truncate(task.slot, self.engine.len(task.slot) - 1);
                 }
                 return None;
             }
@@ -116,14 +106,13 @@ impl TranslatedExecutor {
 
     /// Shares the KV of a task's draft ids that is in the prefix cache.
     fn share_prefix(&mut self, task: &Task) -> FoundPrefix {
-        let sequence = &self.sequences[&task.slot];
-        let ids = sequence.text.draft_ids();
-        let len = self.engine.len(sequence.slot);
+        let ids = self.sequences[&task.slot].draft_ids();
+        let len = self.engine.len(task.slot);
         if task.prefix == PrefixLookup::Wanted {
             self.counts.prefix_query_tokens += ids.len() as u64 - u64::from(len);
         }
         let key = task.cached.spec().map_or(0, |spec| spec.isolation_key);
-        let found = self.engine.share_prefix(sequence.slot, key, ids);
+        let found = self.engine.share_prefix(task.slot, key, ids);
         self.counts.prefix_hit_tokens += u64::from(found.len - len);
         FoundPrefix { context_done: self.num_covered_context(task), wait: found.wait }
     }
@@ -131,8 +120,8 @@ impl TranslatedExecutor {
     /// Number of context ids whose draft ids all have KV. The last context id never counts, because the last
     /// row has to run.
     fn num_covered_context(&self, task: &Task) -> usize {
-        let sequence = &self.sequences[&task.slot];
-        let covered = sequence.text.num_covered(self.engine.len(sequence.slot) as usize);
+        let num_run = self.engine.len(task.slot) as usize;
+        let covered = self.sequences[&task.slot].num_covered(num_run);
         let most = task.step.append_ids.len().saturating_sub(1);
         covered.saturating_sub(task.step.base_len as usize).min(most)
     }
@@ -147,46 +136,31 @@ impl TranslatedExecutor {
 
     /// Runs one forward of `plan` and returns the finished tasks with their replies.
     fn run(&mut self, tasks: &mut VecDeque<Task>, plan: &[BatchEntry]) -> Vec<(Task, ReplyBody)> {
-        let sequence_rows = |entry: &BatchEntry| self.sequences[&tasks[entry.task].slot].slot;
-        let slots: Vec<SlotId> = plan.iter().map(sequence_rows).collect();
         let batch: Vec<SequenceRows<'_>> = plan
             .iter()
-            .zip(&slots)
-            .map(|(entry, &slot)| SequenceRows {
-                slot,
+            .map(|entry| SequenceRows {
+                slot: tasks[entry.task].slot,
                 token_ids: &entry.draft_ids,
                 num_logits: entry.num_logits(),
             })
             .collect();
         let logits = match self.engine.forward(&batch) {
             Ok(logits) => logits,
-            Err(error) => return on_failed_forward(self, tasks, indices(plan), &error),
+            Err(error) => {
+                let failed = plan.iter().map(|entry| entry.task).collect();
+                return on_failed_forward(self, tasks, failed, &error);
+            }
         };
         self.counts.sequences += plan.len() as u64;
-        let (mut finished, mut bodies, mut row) = (Vec::new(), Vec::new(), 0);
+        let (mut finished, mut row) = (Vec::new(), 0);
         for entry in plan {
             let first_row = row;
             row += entry.num_logits();
-            if let Some(body) = self.process_logits(&mut tasks[entry.task], entry, (&logits, first_row)) {
-                finished.push((entry.task, body));
-            }
+            let body = self.process_logits(&mut tasks[entry.task], entry, (&logits, first_row));
+            finished.extend(body.map(|body| (entry.task, body)));
         }
-        // Replies are returned in order of age.
-        finished.sort_by_key(|(task, _)| *task);
-        let indices: Vec<usize> = finished
-            .into_iter()
-            .map(|(task, body)| {
-                bodies.push(body);
-                task
-            })
-            .collect();
-        take_tasks(tasks, indices).into_iter().zip(bodies).collect()
+        take_finished(tasks, finished)
     }
-}
-
-/// Task indices of these entries.
-fn indices(plan: &[BatchEntry]) -> Vec<usize> {
-    plan.iter().map(|entry| entry.task).collect()
 }
 
 impl StepExecutor for TranslatedExecutor {
@@ -206,18 +180,19 @@ impl StepExecutor for TranslatedExecutor {
     }
 
     fn open(&mut self) -> Slot {
-        let sequence = DraftSequence { slot: self.engine.open(), text: TranslatedSequence::default() };
-        self.insert(sequence)
+        let slot = self.engine.open();
+        self.sequences.insert(slot, TranslatedSequence::default());
+        slot
     }
 
     fn fork(&mut self, slot: Slot, len: u32) -> Option<Slot> {
-        let sequence =
-            self.sequences.get(&slot).filter(|sequence| sequence.text.target_ids().len() >= len as usize)?;
-        let mut text = sequence.text.clone();
-        text.truncate(len as usize);
-        let kv_len = self.engine.len(sequence.slot).min(text.draft_ids().len() as u32);
-        let slot = self.engine.fork(sequence.slot, kv_len)?;
-        Some(self.insert(DraftSequence { slot, text }))
+        let sequence = self.sequences.get(&slot);
+        let mut fork = sequence.filter(|sequence| sequence.target_ids().len() >= len as usize)?.clone();
+        fork.truncate(len as usize);
+        let kv_len = self.engine.len(slot).min(fork.draft_ids().len() as u32);
+        let slot = self.engine.fork(slot, kv_len)?;
+        self.sequences.insert(slot, fork);
+        Some(slot)
     }
 
     fn resume(&mut self, task: &mut Task) -> Option<ReplyBody> {
@@ -227,15 +202,14 @@ impl StepExecutor for TranslatedExecutor {
 
     fn close(&mut self, slot: Slot) {
         self.grammars.close(slot);
-        if let Some(sequence) = self.sequences.remove(&slot) {
-            self.engine.close(sequence.slot);
-        }
+        self.sequences.remove(&slot);
+        self.engine.close(slot);
     }
 
     fn truncate(&mut self, slot: Slot, len: u32) {
         let sequence = self.sequences.get_mut(&slot).expect("only open slots are truncated");
-        sequence.text.truncate(len as usize);
-        self.engine.truncate(sequence.slot, sequence.text.draft_ids().len() as u32);
+        sequence.truncate(len as usize);
+        self.engine.truncate(slot, sequence.draft_ids().len() as u32);
     }
 
     fn advance(
@@ -260,19 +234,10 @@ impl StepExecutor for TranslatedExecutor {
     }
 
     fn blocks_held(&self, slot: Slot) -> u64 {
-        self.sequences.get(&slot).map_or(0, |sequence| self.engine.blocks_held(sequence.slot))
+        self.engine.blocks_held(slot)
     }
 
     fn stats(&self) -> ExecutorStats {
         ExecutorStats::of_engine(&self.engine, self.counts, self.grammars.stats())
-    }
-}
-
-impl TranslatedExecutor {
-    fn insert(&mut self, sequence: DraftSequence) -> Slot {
-        let slot = Slot(self.next_slot);
-        self.next_slot += 1;
-        self.sequences.insert(slot, sequence);
-        slot
     }
 }

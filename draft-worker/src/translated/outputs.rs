@@ -52,10 +52,10 @@ impl TranslatedExecutor {
     fn compare(&mut self, task: &mut Task, entry: &BatchEntry, (logits, first_row): (&Logits, usize)) {
         let Some(spec) = task.cached.spec().cloned() else { return };
         let sequence = &self.sequences[&task.slot];
-        let num_run_before = self.engine.len(sequence.slot) as usize - entry.draft_ids.len();
+        let num_run_before = self.engine.len(task.slot) as usize - entry.draft_ids.len();
         for (i, &next) in task.step.append_ids.iter().enumerate().skip(1) {
             let position = task.step.base_len + i as u32;
-            match sequence.text.draft_len_at(position as usize) {
+            match sequence.draft_len_at(position as usize) {
                 None => task.agreed.push(false),
                 Some(draft_len) if draft_len <= num_run_before => task.agreed.clear(),
                 Some(draft_len) => {

@@ -23,5 +23,7 @@ pub(crate) fn config(more: &[&str]) -> DraftConfig {
 
 /// A worker that runs it, with additional flags.
 pub(crate) fn executor(propose: Propose, more: &[&str]) -> ModelExecutor<Propose> {
-    worker::serve::load(&config(more).worker, Role::Draft, propose).expect("the bundled draft loads").executor
+    worker::serve::load(&config(more).worker, Role::Draft, propose, None)
+        .expect("the bundled draft loads")
+        .executor
 }

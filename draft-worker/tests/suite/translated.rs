@@ -100,7 +100,8 @@ fn between_equal_tokenizers_translation_changes_no_bit() {
     let bundled = std::fs::read(target_dir().join("tokenizer.json")).expect("it is bundled");
     for (temperature, num_tree_tokens) in [(0.0, 0), (1.0, 0), (0.7, 9)] {
         let decide = || Propose { keeps_candidates: num_tree_tokens > 0 };
-        let native = worker::serve::load(&config.worker, Role::Draft, decide()).expect("the draft loads");
+        let native =
+            worker::serve::load(&config.worker, Role::Draft, decide(), None).expect("the draft loads");
         let tokenizer = config.target_tokenizer.as_deref().expect("it was given");
         let translated =
             draft_worker::translated::load(&config.worker, tokenizer, decide()).expect("so it does");
@@ -220,7 +221,7 @@ fn nobody_waits_for_the_prefix_of_a_step_that_waits_for_its_grammar() {
 fn a_proposal_ends_where_no_token_is_allowed() {
     let config = config(&target_dir(), &[]);
     let decide = Propose { keeps_candidates: false };
-    let native = worker::serve::load(&config.worker, Role::Draft, decide).expect("the draft loads");
+    let native = worker::serve::load(&config.worker, Role::Draft, decide, None).expect("the draft loads");
     check_ends_of_proposals(native.executor);
     check_ends_of_proposals(executor());
 }

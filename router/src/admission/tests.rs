@@ -93,9 +93,11 @@ async fn a_cancelled_request_unblocks_those_behind_it() {
 
 #[tokio::test]
 async fn a_request_that_waits_too_long_is_refused() {
-    let admission = Admission { wait_max: Duration::from_millis(1), ..admission(1, 1) };
+    let wait_max = Duration::from_millis(1);
+    let admission = Admission { wait_max, ..admission(1, 1) };
     let _permit = admission.admit(request(1, 0)).await.unwrap();
-    assert!(matches!(admission.admit(request(1, 0)).await, Err(RouterError::Overloaded { .. })));
+    let refused = admission.admit(request(1, 0)).await.unwrap_err();
+    assert_eq!(refused, RouterError::WaitedTooLong { what: "the router", waited: wait_max });
 }
 
 #[tokio::test]

@@ -62,7 +62,8 @@ async fn apply_drain(state: &AppState, drain: Drain) -> Result<Response, RouterE
 }
 
 /// Checks that the key is an operator's, and that the request is not cross-origin: browsers send such
-/// requests without a preflight, and a web page must not be able to drain a visitor's workers.
+/// requests without a preflight, and a web page must not drain a visitor's workers or make the router write
+/// reports.
 pub(crate) fn check_operator(state: &AppState, headers: &HeaderMap) -> Result<(), RouterError> {
     let header_bytes = |name| headers.get(name).map(HeaderValue::as_bytes);
     let authority = |origin: &[u8]| {

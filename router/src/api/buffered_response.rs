@@ -5,7 +5,7 @@ use axum::body::{Body, Bytes};
 use axum::response::{IntoResponse as _, Response};
 use http::{HeaderValue, header};
 
-use crate::pipeline::response_memory::MemoryReservation;
+use crate::pipeline::buffer_memory::MemoryReservation;
 
 /// The body, with the memory reserved for it.
 struct ReservedJson<J> {

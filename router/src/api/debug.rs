@@ -3,11 +3,12 @@
 
 use axum::extract::State;
 use axum::response::Json;
-use http::{HeaderMap, HeaderValue, header};
+use http::HeaderMap;
 use scheduling::scheduler::SchedulerReport;
 use scheduling::wait_stats::WaitReport;
 use serde::Serialize;
 
+use super::admin::check_operator;
 use crate::error::RouterError;
 use crate::pipeline::AppState;
 
@@ -25,8 +26,7 @@ pub(super) async fn lanes(
     State(state): State<AppState>,
     headers: HeaderMap,
 ) -> Result<Json<LanesPage>, RouterError> {
-    let key = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
-    state.auth.authenticate_operator(key)?;
+    check_operator(&state, &headers)?;
     let scheduler = state.generation.report().await?;
     Ok(Json(LanesPage { scheduler, admission_waits: state.admission.waits() }))
 }

@@ -13,10 +13,7 @@ pub(super) fn is_disabled(field: &str, value: &Value) -> bool {
         ("verbosity", Value::String(verbosity)) => matches!(verbosity.as_str(), "" | "medium"),
         (_, Value::String(text)) => text.is_empty(),
         ("modalities", Value::Array(items)) => items.is_empty() || *items == ["text"],
-        // Reasoning is always sent as plain text, so there is nothing to encrypt.
-        ("include", Value::Array(items)) => items.iter().all(|item| item == "reasoning.encrypted_content"),
         (_, Value::Array(items)) => items.is_empty(),
-        ("top_logprobs", Value::Number(count)) => count.as_f64() == Some(0.0),
         _ => false,
     }
 }
@@ -65,12 +62,6 @@ mod tests {
             ("modalities", json!(["text", "audio"]), false),
             ("verbosity", json!("medium"), true),
             ("verbosity", json!("low"), false),
-            ("include", json!([]), true),
-            ("include", json!(["reasoning.encrypted_content"]), true),
-            ("include", json!(["reasoning.encrypted_content", "message.output_text.logprobs"]), false),
-            ("top_logprobs", json!(0), true),
-            ("top_logprobs", json!(0.0), true),
-            ("top_logprobs", json!(1), false),
         ] {
             assert_eq!(is_disabled(field, &value), expected, "{field}: {value}");
         }

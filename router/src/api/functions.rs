@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use text::parse_arguments as arguments_from_json;
 
 use crate::error::RouterError;
-use crate::request::tools::{RawTools, Tool, ToolChoice, ToolFieldNames};
+use crate::request::tools::{AllowedTools, RawTools, Tool, ToolChoice, ToolFieldNames};
 
 /// Format of a function tool in an API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +20,9 @@ pub(super) enum ToolFormat {
     /// Anthropic's messages: like [`Self::Flat`], with the schema called `input_schema`.
     InputSchema,
 }
+
+/// Type of a `tool_choice` that allows calls of some tools only; in chat completions also its field.
+const ALLOWED_TOOLS: &str = "allowed_tools";
 
 /// Tools of a request.
 #[derive(Debug, Default)]
@@ -76,11 +79,7 @@ impl ToolFormat {
 
     /// Reads the tool at this path; also returns it in the template's format.
     fn parse_tool(self, path: &str, tool: Value) -> Result<(Tool, Value), RouterError> {
-        let invalid = |field: &str, expected: &str| {
-            let path = format!("{path}{field}");
-            let message = format!("{path} must be {expected}");
-            RouterError::invalid(path, message)
-        };
+        let invalid = |field: &str, expected: &str| RouterError::must_be(&format!("{path}{field}"), expected);
         let kind = &tool["type"];
         match self {
             Self::Function => {}
@@ -129,33 +128,69 @@ impl ToolFormat {
 
     /// Reads `tool_choice` in OpenAI's format.
     pub(super) fn parse_choice(self, choice: Option<&Value>) -> Result<ToolChoice, RouterError> {
-        let Some(choice) = choice else { return Ok(ToolChoice::Auto) };
+        let Some(choice) = choice else { return Ok(ToolChoice::default()) };
         match choice {
-            Value::Null => Ok(ToolChoice::Auto),
+            Value::Null => Ok(ToolChoice::default()),
             Value::String(word) if word == "none" => Ok(ToolChoice::None),
-            Value::String(word) if word == "auto" => Ok(ToolChoice::Auto),
-            Value::String(word) if word == "required" => Ok(ToolChoice::Required),
-            Value::Object(named) if named.get("type").is_some_and(|kind| self.is_named_by(kind)) => {
-                let path = format!("tool_choice{}", self.name_path());
-                let name = choice.pointer(&self.name_path().replace('.', "/")).and_then(Value::as_str);
-                let name =
-                    name.ok_or_else(|| RouterError::invalid(&path, format!("{path} must be a string")))?;
-                Ok(ToolChoice::Named(name.to_owned()))
+            Value::String(word) if word == "auto" => Ok(ToolChoice::default()),
+            Value::String(word) if word == "required" => Ok(ToolChoice::Required(AllowedTools::All)),
+            Value::Object(_) if choice["type"] == ALLOWED_TOOLS => self.parse_allowed(choice),
+            Value::Object(_) if self.is_named_by(&choice["type"]) => {
+                self.parse_name("tool_choice", choice).map(ToolChoice::Named)
             }
             _ => {
-                let named = match self {
-                    Self::Nested => r#"{"type": "function", "function": {"name": ..}}"#,
-                    _ => r#"{"type": "function", "name": ..}"#,
+                let (named, allowed) = match self {
+                    Self::Nested => (
+                        r#"{"type": "function", "function": {"name": ..}}"#,
+                        r#"{"type": "allowed_tools", "allowed_tools": {..}}"#,
+                    ),
+                    Self::Function | Self::Flat | Self::InputSchema => (
+                        r#"{"type": "function", "name": ..}"#,
+                        r#"{"type": "allowed_tools", "mode": .., "tools": [..]}"#,
+                    ),
                 };
-                let message = format!("tool_choice must be one of none, auto, required, or {named}");
-                Err(RouterError::invalid("tool_choice", message))
+                let expected = format!("one of none, auto, required, {named}, or {allowed}");
+                Err(RouterError::must_be("tool_choice", expected))
             }
         }
     }
 
-    /// Whether a `tool_choice` of this type names a tool.
+    /// Reads a `tool_choice` that allows calls of some of the tools only.
+    fn parse_allowed(self, choice: &Value) -> Result<ToolChoice, RouterError> {
+        let (path, allowed, types) = match self {
+            Self::Nested => ("tool_choice.allowed_tools", &choice[ALLOWED_TOOLS], "function"),
+            Self::Function | Self::Flat | Self::InputSchema => ("tool_choice", choice, "function or custom"),
+        };
+        let invalid =
+            |field: &str, expected: &str| RouterError::must_be(&format!("{path}.{field}"), expected);
+        let tools = allowed["tools"].as_array().filter(|tools| !tools.is_empty());
+        let tools = tools.ok_or_else(|| invalid("tools", "a list of at least one tool"))?;
+        let name_of = |(idx, tool): (usize, &Value)| {
+            let field = format!("tools[{idx}]");
+            if !self.is_named_by(&tool["type"]) {
+                return Err(invalid(&format!("{field}.type"), types));
+            }
+            self.parse_name(&format!("{path}.{field}"), tool)
+        };
+        let names = tools.iter().enumerate().map(name_of).collect::<Result<_, RouterError>>()?;
+        match allowed["mode"].as_str() {
+            Some("auto") => Ok(ToolChoice::Auto(AllowedTools::Only(names))),
+            Some("required") => Ok(ToolChoice::Required(AllowedTools::Only(names))),
+            _ => Err(invalid("mode", "auto or required")),
+        }
+    }
+
+    /// Whether an object of this type names a tool in `tool_choice`.
     fn is_named_by(self, kind: &Value) -> bool {
         kind == "function" || (self == Self::Flat && kind == "custom")
+    }
+
+    /// Returns the tool that the object at this path of `tool_choice` names.
+    fn parse_name(self, path: &str, named: &Value) -> Result<String, RouterError> {
+        let path = format!("{path}{}", self.name_path());
+        let name = named.pointer(&self.name_path().replace('.', "/")).and_then(Value::as_str);
+        let name = name.ok_or_else(|| RouterError::must_be(&path, "a string"))?;
+        Ok(name.to_owned())
     }
 }
 
@@ -172,9 +207,8 @@ impl ParsedTools {
 
 /// Reads a call's arguments as sent back by a client; returns them as a conversation has them.
 pub(super) fn parse_arguments(path: &str, arguments: &Value) -> Result<Value, RouterError> {
-    let invalid = |why: &str| {
-        RouterError::invalid(path, format!("{path} must be a JSON object, written as a string{why}"))
-    };
+    let invalid =
+        |why: &str| RouterError::must_be(path, format_args!("a JSON object, written as a string{why}"));
     match arguments {
         Value::Null => Ok(json!({})),
         Value::String(text) if text.is_empty() => Ok(json!({})),

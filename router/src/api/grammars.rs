@@ -34,11 +34,7 @@ pub(super) fn grammar_from_format(
             let schema = schema.ok_or_else(|| RouterError::invalid(field, missing()))?;
             Ok(Some(grammar_from_schema(field, &schema)?))
         }
-        other => {
-            let field = names.kind;
-            let message = format!("{field} must be one of text, json_object, json_schema, not `{other}`");
-            Err(RouterError::invalid(field, message))
-        }
+        other => Err(RouterError::not_one_of(names.kind, &["text", "json_object", "json_schema"], other)),
     }
 }
 
@@ -52,7 +48,7 @@ pub(super) fn grammar_from_schema(field: &'static str, schema: &Value) -> Result
     let grammar = match schema {
         Value::String(text) => Grammar { kind: GrammarKind::JsonSchema, text: text.clone() },
         Value::Object(_) => Grammar::json_schema(schema),
-        _ => return Err(RouterError::invalid(field, format!("{field} must be a JSON schema: an object"))),
+        _ => return Err(RouterError::must_be(field, "a JSON schema: an object")),
     };
     Ok(raw_grammar(field, grammar))
 }

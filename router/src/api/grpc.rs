@@ -8,15 +8,11 @@ use grammar::Grammar;
 use proto::v1;
 use proto::v1::inference_server::{Inference, InferenceServer};
 use serde_json::Map;
-use service::accept::ResponseHandle;
-use service::telemetry;
 use speculation::FinishReason;
 use tonic::metadata::MetadataMap;
 use tonic::{Extensions, Request, Response, Status};
-use tracing::Instrument as _;
 
 use super::grpc_key::checked_caller;
-use super::handler::catch_panic;
 use super::incoming::{self, TASK_TYPE};
 use super::template_variables::{OWN_VARIABLES, refuse_variables};
 use crate::detokenize::OutputToken;
@@ -25,13 +21,12 @@ use crate::metrics::Protocol;
 use crate::pipeline::deadline::{Deadline, GRPC_TIMEOUT_HEADER};
 use crate::pipeline::text_delta::{Part, TextDelta};
 use crate::pipeline::text_stream::TextStream;
-use crate::pipeline::{AppState, RequestContext, start_request};
+use crate::pipeline::{AppState, RequestContext, run_caught, start_request};
 use crate::request::gateway::Slo;
 use crate::request::limits::BODY_BYTES_MAX;
 use crate::request::raw::{FieldNames, RawPrompt, RawRequest, RawSampling, RawSpeculation};
-use crate::request::record::RequestRecord;
 use crate::request::structure::RawGrammar;
-use crate::request::{Caller, Operation, Usage, span};
+use crate::request::{Caller, Operation, Usage};
 use text::{ConversationMessage, Framing};
 
 const REQUEST_ID: &str = "x-request-id";
@@ -59,17 +54,12 @@ impl Inference for InferenceService {
             Some(v1::generate_request::Prompt::Chat(_)) => Operation::Chat,
             _ => Operation::Completion,
         };
-        let span = span::open(Protocol::Grpc, operation);
-        telemetry::set_parent_from_metadata(&span, &metadata);
-        let record = RequestRecord::new(Protocol::Grpc, span.clone(), &self.state.metrics);
-        let request_id = operation.new_request_id();
-        span::record_id(&span, &request_id);
-        let response = extensions.get::<ResponseHandle>().cloned();
-
+        let (kind, request_id) = ((Protocol::Grpc, operation), operation.new_request_id());
         let request_context =
-            RequestContext { request_id: request_id.clone(), deadline: None, response, record };
-        let started = start(&self.state, (&metadata, &extensions), message, request_context).instrument(span);
-        let text = catch_panic(started).await?;
+            RequestContext::open(&self.state, kind, request_id.clone(), metadata.as_ref(), &extensions);
+        let span = request_context.record.span().clone();
+        let started = start(&self.state, (&metadata, &extensions), message, request_context);
+        let text = run_caught(span, started).await?;
         let mut response = Response::new(messages(text));
         let request_id = request_id.parse().expect("an id is letters, digits and a hyphen");
         response.metadata_mut().insert(REQUEST_ID, request_id);
@@ -99,10 +89,7 @@ async fn start(
 ) -> Result<TextStream, RouterError> {
     match read_request(state, head, message, &mut request_context) {
         Ok((raw_request, caller)) => start_request(state, raw_request, &caller, request_context).await,
-        Err(error) => {
-            request_context.record.failed(&error);
-            Err(error)
-        }
+        Err(error) => Err(request_context.refuse(error)),
     }
 }
 
@@ -192,7 +179,7 @@ fn parse_chat(chat: v1::Chat) -> Result<RawPrompt, RouterError> {
         Map::new()
     } else {
         serde_json::from_str(&chat.template_kwargs).map_err(|error| {
-            RouterError::invalid("template_kwargs", format!("template_kwargs must be a JSON object: {error}"))
+            RouterError::must_be("template_kwargs", format_args!("a JSON object: {error}"))
         })?
     };
     // This API has no other way to pass tools to the template.

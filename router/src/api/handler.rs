@@ -1,31 +1,26 @@
 //! Handles one generation request over HTTP, from request head to response head, in the format of its API
 //! ([`ApiFormat`]).
 
-use std::panic::AssertUnwindSafe;
-
 use axum::body::Body;
 use axum::extract::Request;
 use axum::response::{IntoResponse as _, Response};
-use futures::FutureExt as _;
 use http::{HeaderMap, HeaderValue};
 use serde::de::DeserializeOwned;
-use service::accept::ResponseHandle;
-use service::telemetry;
 use speculation::FinishReason;
-use tracing::Instrument as _;
 
 use super::incoming::{RequestHead, identity_from_headers, read_head, read_object, task_type_from_headers};
+use super::openai::logprobs::json_bytes;
 use super::openai::respond::OpenAi;
 use super::request_id::REQUEST_ID;
+use crate::detokenize::OutputToken;
 use crate::error::RouterError;
 use crate::metrics::Protocol;
+use crate::pipeline::buffer_memory::MemoryReservation;
 use crate::pipeline::deadline::Deadline;
-use crate::pipeline::response_memory::MemoryReservation;
 use crate::pipeline::text_stream::TextStream;
-use crate::pipeline::{AppState, RequestContext, start_request};
+use crate::pipeline::{AppState, RequestContext, run_caught, start_request};
 use crate::request::gateway::Slo;
-use crate::request::record::RequestRecord;
-use crate::request::{Caller, Operation, RawRequest, span};
+use crate::request::{Caller, Operation, RawRequest, new_id, span};
 
 /// The format of one API: request bodies and responses.
 pub(super) trait ApiFormat: Send + Sync {
@@ -73,50 +68,33 @@ pub(super) async fn handle_request<F: ApiFormat>(
     api_format: F,
     request: Request,
 ) -> Response {
-    let span = span::open(Protocol::Http, api_format.operation());
-    telemetry::set_parent_from_headers(&span, request.headers());
     let request_id = new_id(api_format.id_prefix());
     let request_id_header =
         HeaderValue::from_str(&request_id).expect("an id is letters, digits and an underscore");
-    span::record_id(&span, &request_id);
-    let record = RequestRecord::new(Protocol::Http, span.clone(), &state.metrics);
+    let kind = (Protocol::Http, api_format.operation());
+    let context = RequestContext::open(&state, kind, request_id, request.headers(), request.extensions());
+    let span = context.record.span().clone();
     if let Ok(identity) = identity_from_headers(request.headers()) {
         span::record_identity(&span, identity.request_id, identity.session_id);
     }
 
-    let work = respond_to(&state, &api_format, request, request_id, record).instrument(span);
-    let mut response = catch_panic(work).await.unwrap_or_else(RouterError::into_response);
+    let work = respond_to(&state, &api_format, request, context);
+    let mut response = run_caught(span, work).await.unwrap_or_else(RouterError::into_response);
     response.headers_mut().insert(REQUEST_ID, request_id_header);
     response
-}
-
-/// Runs a request's handler; a panic becomes an error.
-pub(super) fn catch_panic<T>(
-    work: impl Future<Output = Result<T, RouterError>>,
-) -> impl Future<Output = Result<T, RouterError>> {
-    AssertUnwindSafe(work).catch_unwind().map(|outcome| {
-        outcome.unwrap_or_else(|_| Err(RouterError::Internal("the request handler panicked".into())))
-    })
-}
-
-/// Creates a new id.
-pub(super) fn new_id(prefix: &str) -> String {
-    format!("{prefix}{}", uuid::Uuid::now_v7().simple())
 }
 
 async fn respond_to<F: ApiFormat>(
     state: &AppState,
     api_format: &F,
     request: Request,
-    request_id: String,
-    mut record: RequestRecord,
+    mut context: RequestContext,
 ) -> Result<Response, RouterError> {
-    let response = request.extensions().get::<ResponseHandle>().cloned();
     match parse_request(state, api_format, request).await {
         Ok(ParsedRequest { raw_request, options, caller, deadline, slo }) => {
-            record.set_slo(slo);
-            let request_context = RequestContext { request_id, deadline, response, record };
-            let result = match start_request(state, raw_request, &caller, request_context).await {
+            context.deadline = deadline;
+            context.record.set_slo(slo);
+            let result = match start_request(state, raw_request, &caller, context).await {
                 Ok(text) => api_format.respond(state, text, options).await,
                 Err(error) => Err(error),
             };
@@ -124,10 +102,7 @@ async fn respond_to<F: ApiFormat>(
             write_rate_limit_headers(&caller, response.headers_mut());
             Ok(response)
         }
-        Err(error) => {
-            record.failed(&error);
-            Err(error)
-        }
+        Err(error) => Err(context.refuse(error)),
     }
 }
 
@@ -154,7 +129,7 @@ async fn parse_request<F: ApiFormat>(
     let (head, body): (_, Body) = request.into_parts();
     let RequestHead { caller, slo, deadline } = read_head(state, &head.headers)?;
     identity_from_headers(&head.headers)?;
-    let body = read_object(&head.headers, body, deadline).await?;
+    let body = read_object(&state.body_memory, &head.headers, body, deadline).await?;
     let context = BodyContext { state, caller: &caller, task_type: task_type_from_headers(&head.headers)? };
     let (raw_request, options) = api_format.parse(body, context)?;
     Ok(ParsedRequest { raw_request, options, caller, deadline, slo })
@@ -171,21 +146,36 @@ pub(crate) async fn read_chat(
     Ok((raw_request, caller, deadline))
 }
 
-/// Collects the whole text of a single choice. Returns it with its finish reason and with the memory reserved
-/// for it.
-pub(super) async fn collect_text(
+/// The whole output of a single choice.
+pub(super) struct CollectedOutput {
+    pub(super) text: String,
+    /// Kept only if log probabilities are requested.
+    pub(super) tokens: Vec<OutputToken>,
+    pub(super) finish: FinishReason,
+    /// The memory reserved for it.
+    pub(super) reservation: MemoryReservation,
+}
+
+/// Collects the whole output of a single choice.
+pub(super) async fn collect_output(
     state: &AppState,
     text: &mut TextStream,
-) -> Result<(String, FinishReason, MemoryReservation), RouterError> {
+) -> Result<CollectedOutput, RouterError> {
     let mut reservation = state.response_memory.reserve();
-    let (mut output, mut finish) = (String::new(), None);
+    let (mut output, mut tokens, mut finish) = (String::new(), Vec::new(), None);
+    let keeps_tokens = text.info().logprobs;
     while let Some(delta) = text.next().await {
         let delta = delta?;
-        reservation.grow(delta.text.len()).inspect_err(|error| text.fail(error))?;
+        let token_bytes = if keeps_tokens { json_bytes(&delta.tokens) } else { 0 };
+        reservation.grow(delta.text.len() + token_bytes).inspect_err(|error| text.fail(error))?;
         output.push_str(&delta.text);
+        if keeps_tokens {
+            tokens.extend(delta.tokens);
+        }
         finish = finish.or(delta.finish);
     }
-    Ok((output, finish.ok_or_else(unfinished)?, reservation))
+    let finish = finish.ok_or_else(unfinished)?;
+    Ok(CollectedOutput { text: output, tokens, finish, reservation })
 }
 
 /// The error for a stream that ended without the finish reason of a choice.

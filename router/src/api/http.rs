@@ -47,7 +47,7 @@ pub fn http_app(state: AppState, hosts: AllowedHosts) -> Router {
 }
 
 /// Routes for operators, served at a separate address: probes with reasons, metrics, the state of the lanes,
-/// and orders to drain workers and roll out drafts.
+/// and orders to drain workers, roll out drafts and log more or less.
 pub fn admin_app(state: AppState) -> Router {
     let observed = service::health::router(state.health.clone(), state.metrics_page.clone());
     Router::new()
@@ -58,6 +58,7 @@ pub fn admin_app(state: AppState) -> Router {
             get(super::rollout::show).post(super::rollout::begin).delete(super::rollout::end),
         )
         .route("/admin/rollout/promote", post(super::rollout::promote))
+        .route("/admin/log", get(super::log_filter::show).put(super::log_filter::replace))
         .with_state(state)
         .merge(observed)
 }

@@ -1,6 +1,6 @@
 //! Reads the parts common to all HTTP requests: the caller, and the body, within its limit of size.
 
-use std::error::Error;
+use std::error::Error as _;
 use std::io;
 
 use axum::body::{Body, Bytes, HttpBody as _};
@@ -15,15 +15,15 @@ use super::json;
 use super::object::Object;
 use crate::error::RouterError;
 use crate::pipeline::AppState;
+use crate::pipeline::buffer_memory::{BufferMemory, MemoryReservation};
 use crate::pipeline::deadline::{Deadline, REQUEST_TIMEOUT_HEADER};
+use crate::request::bounds::header_id;
 use crate::request::gateway::{GatewayHeaders, Slo};
 use crate::request::limits::{BODY_BYTES_MAX, BODY_DISCARD_BYTES_MAX};
 use crate::request::{Caller, span};
 
 /// Header that Anthropic's clients use for the key.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-/// Maximum length of `x-request-id` and `x-session-id`, in characters.
-const IDENTITY_LEN_MAX: usize = 256;
 /// Header and metadata that name the task type.
 pub(super) const TASK_TYPE: &str = "x-task-type";
 
@@ -45,19 +45,8 @@ pub(super) struct Identity<'a> {
 
 /// Reads `x-request-id` and `x-session-id`.
 pub(super) fn identity_from_headers(headers: &HeaderMap) -> Result<Identity<'_>, RouterError> {
-    let id_header = |name: &'static str| match headers.get(name).map(HeaderValue::to_str) {
-        None => Ok(None),
-        Some(Ok(id))
-            if (1..=IDENTITY_LEN_MAX).contains(&id.len()) && id.bytes().all(|c| c.is_ascii_graphic()) =>
-        {
-            Ok(Some(id))
-        }
-        Some(_) => {
-            let message =
-                format!("the header {name} must have 1 to {IDENTITY_LEN_MAX} visible ASCII characters");
-            Err(RouterError::invalid(name, message))
-        }
-    };
+    let id_header =
+        |name: &'static str| headers.get(name).map(|value| header_id(name, value.as_bytes())).transpose();
     Ok(Identity { request_id: id_header("x-request-id")?, session_id: id_header("x-session-id")? })
 }
 
@@ -119,17 +108,27 @@ pub(super) fn task_type_from_headers(headers: &HeaderMap) -> Result<Option<Strin
     headers.get(TASK_TYPE).map(|value| value.to_str().map(str::to_owned).map_err(not_ascii)).transpose()
 }
 
-/// Reads the body as a JSON object.
+/// Reads the body as a JSON object, within this memory.
 pub(super) async fn read_object<T: DeserializeOwned>(
+    memory: &BufferMemory,
     headers: &HeaderMap,
     body: Body,
     deadline: Option<Deadline>,
 ) -> Result<T, RouterError> {
     check_content_type(headers)?;
     check_content_encoding(headers)?;
-    let bytes = Deadline::enforce(deadline, read_body(body)).await?;
+    let (bytes, _reservation) = Deadline::enforce(deadline, read_body(body, memory)).await?;
     let Object(body) = json::parse_body(&bytes)?;
     Ok(body)
+}
+
+/// Reads an operator's order. It needs none of the memory that clients share, which may be full.
+pub(super) async fn read_order<T: DeserializeOwned>(
+    headers: &HeaderMap,
+    body: Body,
+    deadline: Option<Deadline>,
+) -> Result<T, RouterError> {
+    read_object(&BufferMemory::of_request_bodies(), headers, body, deadline).await
 }
 
 /// Browsers send other content types across origins without a preflight request; a router on loopback must
@@ -156,32 +155,37 @@ fn check_content_encoding(headers: &HeaderMap) -> Result<(), RouterError> {
     Ok(())
 }
 
-/// Reads a whole body of limited size. The listener limits the time.
-async fn read_body(mut body: Body) -> Result<Bytes, RouterError> {
+/// Reads a whole body of limited size. Returns it with the memory reserved for it. The listener limits the
+/// time.
+async fn read_body(mut body: Body, memory: &BufferMemory) -> Result<(Bytes, MemoryReservation), RouterError> {
+    let too_large = || RouterError::BodyTooLarge { limit: BODY_BYTES_MAX };
     // Refuse a body announced as larger than this without reading it.
     if body.size_hint().lower() > BODY_DISCARD_BYTES_MAX as u64 {
-        return Err(RouterError::BodyTooLarge { limit: BODY_BYTES_MAX });
+        return Err(too_large());
     }
-    let mut bytes = Vec::new();
-    let mut num_bytes = 0;
+    let (mut bytes, mut num_bytes) = (Vec::new(), 0);
+    // An error releases what was reserved.
+    let mut reserved = Ok(memory.reserve());
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(body_error)?;
         let Some(data) = frame.data_ref() else { continue };
         num_bytes += data.len();
-        if num_bytes <= BODY_BYTES_MAX {
-            bytes.extend_from_slice(data);
-        } else if num_bytes > BODY_DISCARD_BYTES_MAX {
-            break;
-        } else {
+        if num_bytes > BODY_BYTES_MAX {
+            reserved = Err(too_large());
+        } else if let Ok(reservation) = &mut reserved
+            && let Err(error) = reservation.grow(data.len())
+        {
+            reserved = Err(error);
+        }
+        match &reserved {
+            Ok(_) => bytes.extend_from_slice(data),
+            Err(_) if num_bytes > BODY_DISCARD_BYTES_MAX => break,
             // A client that is still writing when the connection closes never reads the response, so read the
             // rest first.
-            bytes = Vec::new();
+            Err(_) => bytes = Vec::new(),
         }
     }
-    if num_bytes > BODY_BYTES_MAX {
-        return Err(RouterError::BodyTooLarge { limit: BODY_BYTES_MAX });
-    }
-    Ok(bytes.into())
+    Ok((bytes.into(), reserved?))
 }
 
 fn body_error(error: axum::Error) -> RouterError {
@@ -200,13 +204,7 @@ fn body_error(error: axum::Error) -> RouterError {
 /// Returns what is wrong with a body that arrived, but not in valid chunks. If the connection ended, the
 /// error's kind is another.
 fn invalid_framing(error: &axum::Error) -> Option<String> {
-    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
-    while let Some(error) = cause {
-        if let Some(io) = error.downcast_ref::<io::Error>() {
-            let is_invalid = matches!(io.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData);
-            return is_invalid.then(|| io.to_string());
-        }
-        cause = error.source();
-    }
-    None
+    let io = anyhow::Chain::new(error).find_map(|cause| cause.downcast_ref::<io::Error>())?;
+    let is_invalid = matches!(io.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData);
+    is_invalid.then(|| io.to_string())
 }

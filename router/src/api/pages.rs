@@ -64,9 +64,7 @@ fn position<T>(
 /// Reads the parameter `limit`, which is between 1 and `max`.
 pub(super) fn read_limit(value: &str, max: usize) -> Result<usize, RouterError> {
     let limit = value.parse().ok().filter(|limit| (1..=max).contains(limit));
-    limit.ok_or_else(|| {
-        RouterError::invalid("limit", format!("limit must be between 1 and {max}, not `{value}`"))
-    })
+    limit.ok_or_else(|| RouterError::must_be("limit", format_args!("between 1 and {max}, not `{value}`")))
 }
 
 #[cfg(test)]

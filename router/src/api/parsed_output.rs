@@ -1,8 +1,7 @@
 //! [`ParsedOutput`]: the parts of one output, which depend only on the text. A full response reads them at
 //! the end; a stream of an API that represents each part separately receives their changes.
 
-use super::output_deltas::{OutputDelta, OutputDeltas};
-use crate::output::{OutputFormat, ToolCall};
+use crate::output::{OutputDelta, OutputFormat, OutputParser, ToolCall};
 
 /// A part of an output.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,14 +47,14 @@ pub(super) enum PartEvent {
 /// One output, parsed so far.
 #[derive(Debug)]
 pub(super) struct ParsedOutput {
-    deltas: OutputDeltas,
+    parser: OutputParser,
     parts: Vec<OutputPart>,
 }
 
 impl ParsedOutput {
     /// Creates an empty output.
     pub(super) fn new(format: &OutputFormat) -> Self {
-        Self { deltas: OutputDeltas::new(format), parts: Vec::new() }
+        Self { parser: OutputParser::new(format), parts: Vec::new() }
     }
 
     /// Parses a complete output.
@@ -69,7 +68,7 @@ impl ParsedOutput {
     /// gets an empty text part, because clients expect one.
     pub(super) fn push(&mut self, text: &str, is_end: bool) -> Vec<PartEvent> {
         let mut events = Vec::new();
-        for delta in self.deltas.push(text, is_end) {
+        for delta in self.parser.push(text, is_end) {
             self.add(delta, &mut events);
         }
         if is_end {
@@ -93,7 +92,7 @@ impl ParsedOutput {
 
     /// Whether the output contains a tool call.
     pub(super) fn has_calls(&self) -> bool {
-        self.deltas.has_calls()
+        self.parser.has_calls()
     }
 
     fn add(&mut self, delta: OutputDelta, events: &mut Vec<PartEvent>) {

@@ -7,8 +7,8 @@ use axum::response::Response;
 use http::{HeaderName, HeaderValue};
 
 use super::anthropic;
-use super::handler::new_id;
 use super::incoming::identity_from_headers;
+use crate::request::new_id;
 
 /// Identifies a request: the client's id if it sent a valid one, else the router's.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

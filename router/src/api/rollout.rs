@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use speculation::Role;
 
 use super::admin::check_operator;
-use super::incoming::{deadline_from_headers, read_object};
+use super::incoming::{deadline_from_headers, read_order};
 use crate::error::RouterError;
 use crate::generation::RolloutOrder;
 use crate::pipeline::AppState;
@@ -88,7 +88,7 @@ pub(super) async fn begin(
 ) -> Result<Json<RolloutPage>, RouterError> {
     let (head, body) = request.into_parts();
     check_operator(&state, &head.headers)?;
-    let body: Body = read_object(&head.headers, body, deadline_from_headers(&head.headers)?).await?;
+    let body: Body = read_order(&head.headers, body, deadline_from_headers(&head.headers)?).await?;
     let settings = body.settings()?;
     let (draft, share, decides) = (settings.draft.clone(), settings.share, settings.decides);
     let report = state.generation.rollout(RolloutOrder::Begin(settings)).await?;

@@ -35,8 +35,13 @@ pub(super) trait EventEncoder: Send + 'static {
     /// Before the first delta.
     fn on_start(&mut self, text: &TextStream, events: &mut Vec<u8>);
 
-    /// For a delta of a choice.
-    fn on_delta(&mut self, text: &TextStream, delta: TextDelta, events: &mut Vec<u8>);
+    /// For a delta of a choice. An error ends the stream.
+    fn on_delta(
+        &mut self,
+        text: &TextStream,
+        delta: TextDelta,
+        events: &mut Vec<u8>,
+    ) -> Result<(), RouterError>;
 
     /// After the last delta.
     fn on_end(&mut self, text: &TextStream, events: &mut Vec<u8>);
@@ -95,16 +100,21 @@ impl<E: EventEncoder> EventWriter<E> {
         while !self.ended && events.len() < WRITE_BYTES {
             let Poll::Ready(next) = self.text.poll_next(context) else { break };
             events.reserve(USUAL_EVENT_BYTES);
-            match next {
-                Some(Ok(delta)) => self.writer.on_delta(&self.text, delta, &mut events),
-                Some(Err(error)) => {
-                    self.writer.on_error(&self.text, &error, &mut events);
-                    self.ended = true;
+            let written = match next {
+                Some(Ok(delta)) => {
+                    let written = self.writer.on_delta(&self.text, delta, &mut events);
+                    written.inspect_err(|error| self.text.fail(error))
                 }
+                Some(Err(error)) => Err(error),
                 None => {
                     self.writer.on_end(&self.text, &mut events);
                     self.ended = true;
+                    Ok(())
                 }
+            };
+            if let Err(error) = written {
+                self.writer.on_error(&self.text, &error, &mut events);
+                self.ended = true;
             }
         }
         if events.is_empty() {

@@ -26,7 +26,7 @@ impl TokenizerRequest {
     ) -> Result<(Self, T), RouterError> {
         let (head, body) = request.into_parts();
         let RequestHead { caller, deadline, .. } = read_head(state, &head.headers)?;
-        let body = read_object(&head.headers, body, deadline).await?;
+        let body = read_object(&state.body_memory, &head.headers, body, deadline).await?;
         let running = caller.usage.as_ref().map(|usage| usage.acquire()).transpose()?;
         Ok((Self { caller, deadline, _running: running }, body))
     }

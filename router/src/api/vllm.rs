@@ -7,10 +7,9 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
-use http::{HeaderMap, Method, StatusCode, Uri, header};
+use http::{HeaderMap, Method, StatusCode, Uri};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use service::metrics::Exposition;
 
 use super::disabled::unsupported;
 use super::functions::ToolFormat;
@@ -52,7 +51,7 @@ async fn health(State(state): State<AppState>) -> StatusCode {
 
 async fn version(State(state): State<AppState>, headers: HeaderMap) -> Result<Response, RouterError> {
     authenticate(&state, &headers)?;
-    Ok(Json(json!({ "version": env!("CARGO_PKG_VERSION") })).into_response())
+    Ok(Json(json!({ "version": service::release::version() })).into_response())
 }
 
 /// Serves metrics at the clients' address, where load generators look for them. They cover the requests of
@@ -67,9 +66,7 @@ async fn metrics(
         let path = uri.path().to_owned();
         return Err(RouterError::RouteNotFound { method: method.to_string(), path });
     }
-    let exposition = Exposition::from_accept_header(&headers);
-    let page = state.metrics_page.encode(exposition);
-    Ok(([(header::CONTENT_TYPE, exposition.content_type())], page).into_response())
+    Ok(state.metrics_page.respond(&headers))
 }
 
 /// Serves the tokenizer settings a client needs, as in a checkpoint's `tokenizer_config.json`.
@@ -160,7 +157,7 @@ impl TokenizeBody {
                     continue_final_message: self.continue_final_message,
                 };
                 prompt_end.set(&mut variables)?;
-                let mut tools = ToolFormat::Nested.parse(tools, ToolChoice::Auto, None)?;
+                let mut tools = ToolFormat::Nested.parse(tools, ToolChoice::default(), None)?;
                 tools.set_template_tools(&mut variables);
                 let prompts = conversation(messages, variables)?;
                 let prompt =

@@ -14,37 +14,30 @@ use proto::vllm::generate_request::Input;
 use proto::vllm::generate_response::Response as Body;
 use proto::vllm::sampling_params::Constraint;
 use proto::vllm::vllm_engine_server::{VllmEngine, VllmEngineServer};
-use service::accept::ResponseHandle;
-use service::telemetry;
 use service::unix_time::since_unix_epoch;
 use speculation::{FinishReason, TokenId};
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 use tonic::{Extensions, Request, Response, Status};
-use tracing::Instrument as _;
 
 use super::grammars::grammar_from_choices;
 use super::grpc::{self, deadline_from_metadata, widen};
 use super::grpc_key::checked_caller;
-use super::handler::catch_panic;
 use crate::error::RouterError;
 use crate::metrics::Protocol;
 use crate::pipeline::text_stream::TextStream;
-use crate::pipeline::{AppState, RequestContext, start_request};
-use crate::request::limits::BODY_BYTES_MAX;
+use crate::pipeline::{AppState, RequestContext, run_caught, start_request};
+use crate::request::bounds::is_id;
+use crate::request::limits::{BODY_BYTES_MAX, ID_LEN_MAX};
 use crate::request::raw::{RawPrompt, RawRequest, RawSampling};
-use crate::request::record::RequestRecord;
 use crate::request::structure::RawGrammar;
-use crate::request::{Caller, Operation, Usage, span};
+use crate::request::{Caller, Operation, Usage};
 use text::Framing;
 
 const MODEL: &str = "x-model";
 
 /// Server type by which gateways recognize this protocol.
 const SERVER_TYPE: &str = "vllm-grpc";
-
-/// Maximum length of a request id, in characters.
-const REQUEST_ID_LEN_MAX: usize = 256;
 
 /// Creates the service.
 pub fn vllm_grpc_service(state: AppState) -> VllmEngineServer<Engine> {
@@ -112,18 +105,18 @@ impl VllmEngine for Engine {
         request: Request<vllm::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let (metadata, extensions, message) = request.into_parts();
-        let span = span::open(Protocol::Grpc, Operation::Completion);
-        telemetry::set_parent_from_metadata(&span, &metadata);
-        let record = RequestRecord::new(Protocol::Grpc, span.clone(), &self.state.metrics);
-        let request_id = match message.request_id.as_str() {
-            "" => Operation::Completion.new_request_id(),
-            id => id.to_owned(),
+        let kind = (Protocol::Grpc, Operation::Completion);
+        let request_id = match sent_request_id(&message) {
+            Ok(Some(id)) => id.to_owned(),
+            // An invalid one is refused with all other faults of the message.
+            Ok(None) | Err(_) => Operation::Completion.new_request_id(),
         };
-        let response = extensions.get::<ResponseHandle>().cloned();
-        let request_context = RequestContext { request_id, deadline: None, response, record };
+        let request_context =
+            RequestContext::open(&self.state, kind, request_id, metadata.as_ref(), &extensions);
+        let span = request_context.record.span().clone();
         let is_streaming = message.stream;
-        let started = self.start((&metadata, &extensions), message, request_context).instrument(span);
-        let (text, running) = catch_panic(started).await?;
+        let started = self.start((&metadata, &extensions), message, request_context);
+        let (text, running) = run_caught(span, started).await?;
         let Some(text) = text else {
             let aborted = complete(Vec::new(), "abort", &Usage::default());
             return Ok(Response::new(stream::once(async { Ok(aborted) }).boxed()));
@@ -223,10 +216,7 @@ impl Engine {
                 };
                 Ok((text, running))
             }
-            Err(error) => {
-                request_context.record.failed(&error);
-                Err(error)
-            }
+            Err(error) => Err(request_context.refuse(error)),
         }
     }
 
@@ -239,17 +229,23 @@ impl Engine {
         let mut caller = checked_caller(extensions)?;
         request_context.record.set_slo(grpc::apply_gateway_headers(&self.state, &mut caller, metadata)?);
         request_context.deadline = deadline_from_metadata(metadata)?;
-        let id = &request_context.request_id;
-        if id.len() > REQUEST_ID_LEN_MAX || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
-            let message =
-                format!("request_id must have at most {REQUEST_ID_LEN_MAX} visible ASCII characters");
-            return Err(RouterError::invalid("request_id", message));
-        }
-        span::record_id(request_context.record.span(), id);
+        sent_request_id(&message)?;
         let entry = caller.model_or_sole(&self.state.catalog, model_from_metadata(metadata))?;
         let raw_request = RawRequest { model: Some(entry.id.clone()), ..parse_request(message)? };
-        let running = self.running.register((caller.isolation_key, id.clone()))?;
+        let running = self.running.register((caller.isolation_key, request_context.request_id.clone()))?;
         Ok((raw_request, caller, running))
+    }
+}
+
+/// The id that the client gave to its request, if any.
+fn sent_request_id(message: &vllm::GenerateRequest) -> Result<Option<&str>, RouterError> {
+    match message.request_id.as_str() {
+        "" => Ok(None),
+        id if is_id(id.as_bytes()) => Ok(Some(id)),
+        _ => {
+            let message = format!("request_id must have at most {ID_LEN_MAX} visible ASCII characters");
+            Err(RouterError::invalid("request_id", message))
+        }
     }
 }
 

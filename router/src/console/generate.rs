@@ -10,10 +10,8 @@ use axum::response::{IntoResponse as _, Response};
 use futures::stream;
 use http::{HeaderValue, header};
 use serde::Serialize;
-use service::accept::ResponseHandle;
 use speculation::TokenId;
 use text::Vocabulary;
-use tracing::Instrument as _;
 
 use super::Console;
 use crate::api::openai::error::ErrorBody;
@@ -22,9 +20,8 @@ use crate::detokenize::OutputToken;
 use crate::metrics::Protocol;
 use crate::pipeline::text_delta::TextDelta;
 use crate::pipeline::text_stream::TextStream;
-use crate::pipeline::{RequestContext, start_request};
-use crate::request::record::RequestRecord;
-use crate::request::{Operation, span};
+use crate::pipeline::{RequestContext, run_caught, start_request};
+use crate::request::Operation;
 
 /// One line of the response.
 #[derive(Debug, Serialize)]
@@ -64,18 +61,20 @@ struct Token {
 /// `POST /console/generate`: the body of `/v1/chat/completions`; `stream` has no effect.
 pub(super) async fn generate(State(console): State<Console>, request: Request) -> Response {
     let arrived = Instant::now();
-    let span = span::open(Protocol::Http, Operation::Chat);
-    let request_id = Operation::Chat.new_request_id();
-    span::record_id(&span, &request_id);
-    let mut record = RequestRecord::new(Protocol::Http, span.clone(), &console.state.metrics);
-    let response = request.extensions().get::<ResponseHandle>().cloned();
+    let (state, operation) = (&console.state, Operation::Chat);
+    let (kind, request_id) = ((Protocol::Http, operation), operation.new_request_id());
+    let mut context = RequestContext::open(state, kind, request_id, request.headers(), request.extensions());
+    let span = context.record.span().clone();
     let started = async {
-        let read = read_chat(&console.state, request).await;
-        let (sent, caller, deadline) = read.inspect_err(|error| record.failed(error))?;
-        let context = RequestContext { request_id, deadline, response, record };
-        start_request(&console.state, sent, &caller, context).await
+        match read_chat(state, request).await {
+            Ok((sent, caller, deadline)) => {
+                context.deadline = deadline;
+                start_request(state, sent, &caller, context).await
+            }
+            Err(error) => Err(context.refuse(error)),
+        }
     };
-    match started.instrument(span).await {
+    match run_caught(span, started).await {
         Ok(text) => respond(text, arrived),
         Err(error) => error.into_response(),
     }

@@ -113,16 +113,6 @@ impl ChannelState {
     }
 }
 
-/// Result of sending an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Delivery {
-    /// The event was queued.
-    Delivered,
-    /// The choice is cancelled, and the event was dropped. [`GenerationSink::cancelled`] tells the driver to
-    /// close its sequence. Other choices may continue.
-    Cancelled,
-}
-
 /// The driver's end. Clones write to the same client. The reference count is kept on its own cache line, away
 /// from what both ends read for every token, to avoid false sharing.
 #[derive(Debug, Clone)]
@@ -139,7 +129,10 @@ struct SinkInner {
 impl GenerationSink {
     /// Sends an event without waiting. If the client is too far behind, the whole generation is
     /// cancelled, and the client reads [`RouterError::SlowClient`] after the delivered events.
-    pub fn send(&self, event: GenerationEvent) -> Delivery {
+    ///
+    /// Returns whether the event was queued. Otherwise the choice is cancelled: [`Self::cancelled`] tells the
+    /// driver to close its sequence. Other choices may continue.
+    pub fn send(&self, event: GenerationEvent) -> bool {
         let is_wanted = match &event {
             GenerationEvent::Tokens(tokens) => !self.is_cancelled(tokens.choice),
             GenerationEvent::Finished { choice, .. } => !self.is_cancelled(*choice),
@@ -148,20 +141,20 @@ impl GenerationSink {
             }
         };
         if !is_wanted {
-            return Delivery::Cancelled;
+            return false;
         }
         let (shared, num_bytes) = (&self.inner.shared, event.num_bytes());
         if !shared.unread.reserve(num_bytes) {
             shared.unread.release(num_bytes);
             shared.overflow();
-            return Delivery::Cancelled;
+            return false;
         }
-        let Err(error) = self.inner.sender.try_send(event) else { return Delivery::Delivered };
+        let Err(error) = self.inner.sender.try_send(event) else { return true };
         shared.unread.release(num_bytes);
         if matches!(error, mpsc::error::TrySendError::Full(_)) {
             shared.overflow();
         }
-        Delivery::Cancelled
+        false
     }
 
     /// Reports that a choice has its first target: the response may begin, so later errors cannot set its

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use service::metrics::{Counter, Gauge, Histogram, HistogramFamily};
+use service::metrics::{Counter, Gauge, GaugeGuard, Histogram, HistogramFamily};
 use speculation::step::MAX_DRAFT_TOKENS;
 use tracing::Span;
 
@@ -155,24 +155,6 @@ impl ModelMetrics {
 fn observe(family: &HistogramFamily<ModelLabels>, labels: &ModelLabels, seconds: f64) {
     let histogram: Histogram = family.get_or_create(labels).clone();
     histogram.observe(seconds);
-}
-
-/// Increments a gauge until dropped.
-#[derive(Debug)]
-pub struct GaugeGuard(Gauge);
-
-impl GaugeGuard {
-    /// Increments the gauge.
-    pub fn new(gauge: Gauge) -> Self {
-        gauge.inc();
-        Self(gauge)
-    }
-}
-
-impl Drop for GaugeGuard {
-    fn drop(&mut self) {
-        self.0.dec();
-    }
 }
 
 /// Handles of one worker; its series are removed on drop.

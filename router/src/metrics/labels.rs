@@ -2,6 +2,7 @@
 
 use scheduling::lookup_rates::LookupSource;
 use scheduling::scheduler::lanes::TemperatureBand;
+use scheduling::scheduler::shadows::ShadowEnd;
 use service::metrics::{Label, LabelValues};
 use speculation::Role;
 
@@ -26,12 +27,8 @@ pub(super) const REQUEST_LOG_OUTCOME: Label =
 pub(super) const REQUEST_OUTCOME: Label = ("outcome", LabelValues::Described("`ok`, or the kind of error"));
 pub(super) const ROLE: Label =
     ("role", LabelValues::Listed(|| [Role::Draft, Role::Target].map(Role::as_str).to_vec()));
-pub(super) const SHADOW_DROPPED_REASON: Label = (
-    "reason",
-    LabelValues::Listed(|| {
-        vec!["late", "refused", "broke_contract", "preempted", "worker_left", "rollout_ended"]
-    }),
-);
+pub(super) const SHADOW_DROPPED_REASON: Label =
+    ("reason", LabelValues::Listed(|| ShadowEnd::ALL.map(ShadowEnd::as_str).to_vec()));
 pub(super) const SLO_NAME: Label = ("slo", LabelValues::Listed(|| vec!["ttft", "tpot"]));
 pub(super) const SOURCE: Label =
     ("source", LabelValues::Listed(|| LookupSource::ALL.map(LookupSource::as_str).to_vec()));

@@ -111,10 +111,10 @@ pub(super) const REQUEST_LOG: CounterName = CounterName::new(
 )
 .with_labels(&[REQUEST_LOG_OUTCOME]);
 pub(super) const DRAFT_OUTAGES: CounterName =
-    CounterName::new("outrider_draft_outages_total", "Draft workers marked unavailable after a timeout");
+    CounterName::new("outrider_draft_outages_total", "Draft workers that became silent");
 pub(super) const TARGET_OUTAGES: CounterName = CounterName::new(
     "outrider_target_outages_total",
-    "Targets marked unavailable after a timeout or by their circuit breaker",
+    "Targets that became silent, or whose circuit breaker opened",
 );
 pub(super) const WAITING_FOR_TARGET: GaugeName =
     GaugeName::new("outrider_sequences_waiting_for_target", "Sequences waiting for a target with capacity");

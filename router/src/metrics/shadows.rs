@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use scheduling::scheduler::events::ShadowScored;
+use scheduling::scheduler::shadows::ShadowEnd;
 use service::metrics::{Counter, EncodeLabelSet};
 
 use super::Families;
@@ -101,8 +102,8 @@ impl ShadowMetrics {
     }
 
     /// Counts a shadow draft that was dropped for one sequence.
-    pub fn count_dropped(&self, draft: &str, reason: &'static str) {
-        let labels = DroppedLabels { draft: draft.to_owned(), reason };
+    pub fn count_dropped(&self, draft: &str, reason: ShadowEnd) {
+        let labels = DroppedLabels { draft: draft.to_owned(), reason: reason.as_str() };
         self.families.shadow_dropped.get_or_create(&labels).inc();
     }
 }

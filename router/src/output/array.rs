@@ -1,5 +1,5 @@
 //! [`CallArray`]: an output that a grammar constrains to a JSON list of calls. Each call is emitted when it
-//! is complete.
+//! is complete; a truncated one is dropped.
 
 use super::call::{Strings, ToolCall};
 use super::{Piece, ToolCallParser};
@@ -31,7 +31,4 @@ impl ToolCallParser for CallArray {
             pieces.extend(ToolCall::from_json(&item, None).map(Piece::Call));
         }
     }
-
-    /// A truncated call is dropped.
-    fn finish(&mut self, _pieces: &mut Vec<Piece>) {}
 }

@@ -21,16 +21,35 @@ use self::llama::Llama;
 use self::mistral::Mistral;
 use self::reasoning::Reasoning;
 
-/// A part of an assistant's message. Consecutive parts of one kind form one text.
+/// What new text adds to an output.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Piece {
+pub enum OutputDelta {
     /// Content.
-    Content(String),
+    Text(String),
     /// Reasoning before the content.
     Reasoning(String),
-    /// Beginning of a tool call, with the arguments known so far.
+    /// A tool call begins.
+    Call {
+        /// Index among the output's calls, from 0.
+        idx: u32,
+        /// The call, with the arguments known so far.
+        call: ToolCall,
+    },
+    /// More arguments of the latest call.
+    Arguments {
+        /// Index of the call.
+        idx: u32,
+        /// Text to append.
+        more: String,
+    },
+}
+
+/// An [`OutputDelta`] without the index of its call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Piece {
+    Content(String),
+    Reasoning(String),
     Call(ToolCall),
-    /// More arguments of the last call.
     Arguments(String),
 }
 
@@ -180,16 +199,17 @@ trait ToolCallParser: Send + std::fmt::Debug {
     fn push(&mut self, character: char, pieces: &mut Vec<Piece>);
 
     /// Ends the text and emits what was withheld.
-    fn finish(&mut self, pieces: &mut Vec<Piece>);
+    fn finish(&mut self, _pieces: &mut Vec<Piece>) {}
 }
 
-/// Parses one choice.
+/// Parses one choice as its text arrives. Keeps only text that is withheld.
 #[derive(Debug)]
 pub struct OutputParser {
     reasoning: Reasoning,
     calls: Box<dyn ToolCallParser>,
     /// Number of further calls to emit.
     remaining_calls: usize,
+    num_calls: u32,
 }
 
 impl OutputParser {
@@ -204,27 +224,41 @@ impl OutputParser {
             CallFormat::Named(name) => Box::new(SingleCall { name: Some(name.clone()) }),
         };
         let remaining_calls = if format.single_call { 1 } else { usize::MAX };
-        Self { reasoning: Reasoning::new(format.reasoning), calls, remaining_calls }
+        Self { reasoning: Reasoning::new(format.reasoning), calls, remaining_calls, num_calls: 0 }
     }
 
-    /// Appends text; returns the parts known now, joined by kind.
-    pub fn push(&mut self, text: &str) -> Vec<Piece> {
+    /// Appends text and returns what it adds, joined by kind. At the end, withheld text is added.
+    pub fn push(&mut self, text: &str, is_end: bool) -> Vec<OutputDelta> {
+        self.parse(text, is_end).into_iter().map(|piece| self.delta(piece)).collect()
+    }
+
+    /// Whether the output contains a tool call.
+    pub fn has_calls(&self) -> bool {
+        self.num_calls > 0
+    }
+
+    fn delta(&mut self, piece: Piece) -> OutputDelta {
+        match piece {
+            Piece::Content(text) => OutputDelta::Text(text),
+            Piece::Reasoning(text) => OutputDelta::Reasoning(text),
+            Piece::Call(call) => {
+                let idx = self.num_calls;
+                self.num_calls += 1;
+                OutputDelta::Call { idx, call }
+            }
+            Piece::Arguments(more) => OutputDelta::Arguments { idx: self.num_calls.saturating_sub(1), more },
+        }
+    }
+
+    fn parse(&mut self, text: &str, is_end: bool) -> Vec<Piece> {
         let mut pieces = Vec::new();
         for character in text.chars() {
             self.reasoning.push(character, &mut *self.calls, &mut pieces);
         }
-        self.limit_calls(pieces)
-    }
-
-    /// Ends the text and returns what was withheld.
-    pub fn finish(&mut self) -> Vec<Piece> {
-        let mut pieces = Vec::new();
-        self.reasoning.finish(&mut *self.calls, &mut pieces);
-        self.calls.finish(&mut pieces);
-        self.limit_calls(pieces)
-    }
-
-    fn limit_calls(&mut self, mut pieces: Vec<Piece>) -> Vec<Piece> {
+        if is_end {
+            self.reasoning.finish(&mut *self.calls, &mut pieces);
+            self.calls.finish(&mut pieces);
+        }
         pieces.retain(|piece| {
             let is_kept = !matches!(piece, Piece::Call(_)) || self.remaining_calls > 0;
             self.remaining_calls =
@@ -235,8 +269,8 @@ impl OutputParser {
     }
 }
 
-/// Joins neighboring parts of one kind.
-pub fn merge_adjacent(pieces: Vec<Piece>) -> Vec<Piece> {
+/// Joins neighboring pieces of one kind.
+fn merge_adjacent(pieces: Vec<Piece>) -> Vec<Piece> {
     let mut merged: Vec<Piece> = Vec::with_capacity(pieces.len());
     for piece in pieces {
         match (merged.last_mut(), piece) {
@@ -258,8 +292,6 @@ impl ToolCallParser for ContentOnly {
     fn push(&mut self, character: char, pieces: &mut Vec<Piece>) {
         push_content_char(character, pieces);
     }
-
-    fn finish(&mut self, _pieces: &mut Vec<Piece>) {}
 }
 
 /// Text that consists of one call's arguments.
@@ -279,8 +311,6 @@ impl ToolCallParser for SingleCall {
             _ => pieces.push(Piece::Arguments(character.to_string())),
         }
     }
-
-    fn finish(&mut self, _pieces: &mut Vec<Piece>) {}
 }
 
 fn push_content_char(character: char, pieces: &mut Vec<Piece>) {

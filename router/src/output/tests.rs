@@ -26,8 +26,8 @@ fn reasoning_piece(text: &str) -> Piece {
 /// Parses a text that arrives in these parts.
 fn parse<'a>(format: &OutputFormat, parts: impl IntoIterator<Item = &'a str>) -> Vec<Piece> {
     let mut parser = OutputParser::new(format);
-    let mut pieces: Vec<Piece> = parts.into_iter().flat_map(|part| parser.push(part)).collect();
-    pieces.extend(parser.finish());
+    let mut pieces: Vec<Piece> = parts.into_iter().flat_map(|part| parser.parse(part, false)).collect();
+    pieces.extend(parser.parse("", true));
     merge_adjacent(pieces)
 }
 
@@ -235,7 +235,7 @@ fn a_long_output_of_whitespace_is_parsed_in_linear_time() {
         OutputFormat { reasoning, ..OutputFormat::default() },
     ] {
         let mut parser = OutputParser::new(&format);
-        assert!(parser.push(&text).is_empty(), "it may still become something else");
-        assert_eq!(parser.finish(), [Piece::Content(text.clone())]);
+        assert!(parser.push(&text, false).is_empty(), "it may still become something else");
+        assert_eq!(parser.push("", true), [OutputDelta::Text(text.clone())]);
     }
 }

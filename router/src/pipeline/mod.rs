@@ -1,10 +1,11 @@
 //! The path of a request: checks, admission, tokenization, scheduler. The result is a [`TextStream`], the
 //! same for every API.
 
+pub mod buffer_memory;
+mod context;
 pub mod deadline;
 pub mod echo;
 pub mod response_log;
-pub mod response_memory;
 pub mod response_store;
 pub mod text_delta;
 pub mod text_stream;
@@ -13,7 +14,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use scheduling::scheduler::policy::PolicyConfig;
-use service::accept::ResponseHandle;
 use service::health::Health;
 use service::metrics::Metrics;
 use service::shutdown::Lifetime;
@@ -22,10 +22,11 @@ use speculation::SequenceSpec;
 use speculation::lookup::PredictedText;
 use tracing::{Instrument as _, info_span};
 
+use self::buffer_memory::{BufferMemory, MemoryReservation, RESPONSE_BYTES_MAX};
+pub use self::context::{RequestContext, run_caught};
 use self::deadline::Deadline;
 use self::echo::{Echo, scored_bytes};
 use self::response_log::ResponseLog;
-use self::response_memory::{MemoryReservation, RESPONSE_BYTES_MAX, ResponseMemory};
 use self::response_store::ResponseStore;
 use self::text_delta::ResponseInfo;
 use self::text_stream::{StartedPrompt, TextStream, TextStreamParts};
@@ -65,30 +66,21 @@ pub struct AppState {
     /// Idle time on an open stream before a keep-alive is sent.
     pub keep_alive: Duration,
     /// Memory limits for buffered responses and echoed prompts.
-    pub response_memory: ResponseMemory,
+    pub response_memory: BufferMemory,
+    /// Memory limit for request bodies that are being read.
+    pub body_memory: BufferMemory,
     /// Stored responses that a later request may continue.
     pub responses: ResponseStore,
     /// Priorities of the objectives that a gateway names.
     pub objectives: Arc<Objectives>,
     /// Log of finished requests; `None` if disabled.
     pub request_log: Option<RequestLog>,
+    /// Whether the process's log has a line for each request.
+    pub access_log: bool,
     /// The operator's settings per lane.
     pub policy: Arc<PolicyConfig>,
     /// Draining: new requests are refused. Cancelled: open streams end with an error.
     pub lifetime: Lifetime,
-}
-
-/// Metadata of a request, apart from its content.
-#[derive(Debug)]
-pub struct RequestContext {
-    /// Identifier of the request.
-    pub request_id: String,
-    /// Latest end of the request.
-    pub deadline: Option<Deadline>,
-    /// Handle for closing the connection of the response; `None` without a listener.
-    pub response: Option<ResponseHandle>,
-    /// Collects the request's metrics and trace.
-    pub record: RequestRecord,
 }
 
 /// Checks a request, waits for admission, tokenizes it and submits it. Errors are recorded before they are
@@ -182,6 +174,7 @@ async fn check_and_submit(
     request_id: &str,
     record: &mut RequestRecord,
 ) -> Result<StartedRequest, RouterError> {
+    record.sent_by(caller);
     // Before the check, so that a drain waits for every request that passes it, while it waits for admission,
     // too.
     record.in_flight(state.lifetime.work("request"));
@@ -190,6 +183,7 @@ async fn check_and_submit(
     }
     let mut request = raw_request.check(&state.catalog, caller)?;
     span::record_request(record.span(), caller, &request);
+    record.for_model(&request.entry.id);
     admit(state, &request, caller, record).await?;
 
     let tokenized = tokenize_prompts(state, &mut request, caller).await?;

@@ -15,10 +15,10 @@ use speculation::step::PromptLogprobs;
 use speculation::{FinishReason, TokenId};
 use tokio::time::Instant;
 
+use super::buffer_memory::MemoryReservation;
 use super::deadline::{Deadline, DeadlineTimer};
 use super::echo::{DeltaQueue, Echo, PendingEcho};
 use super::response_log::ResponseLog;
-use super::response_memory::MemoryReservation;
 use super::text_delta::{Part, ResponseInfo, StopReason, TextDelta, Timings};
 use crate::detokenize::{ChoiceText, StopConditions, prompt_tokens};
 use crate::error::RouterError;
@@ -90,7 +90,8 @@ pub struct TextStream {
     /// Times of the first and the last token.
     token_times: Option<(Instant, Instant)>,
     log: Option<ResponseLog>,
-    _echo_memory: MemoryReservation,
+    /// Memory of the echoed prompts and of the events that wait for them.
+    echo_memory: MemoryReservation,
 }
 
 /// Resolves when the grace period of a drain is over and the stream has to end.
@@ -149,7 +150,7 @@ impl TextStream {
             started_at: Instant::now(),
             token_times: None,
             log: parts.log,
-            _echo_memory: parts.echo_memory,
+            echo_memory: parts.echo_memory,
         };
         for prompt in prompts {
             stream.add_prompt(prompt, &stop);
@@ -317,17 +318,28 @@ impl TextStream {
             let Some(stream) = &mut self.prompts[prompt_idx].stream else { continue };
             if let Poll::Ready(event) = stream.poll_next(context) {
                 self.next_prompt = prompt_idx + 1;
-                let ended_early = || RouterError::Internal("the scheduler closed the stream early".into());
-                return Poll::Ready(event.map(|event| (prompt_idx, event)).ok_or_else(ended_early));
+                if let Some(event) = event {
+                    return Poll::Ready(Ok((prompt_idx, event)));
+                }
+                // The scheduler drops its sinks when the process ends, which may be seen here first.
+                let ended_early = RouterError::Internal("the scheduler closed the stream early".into());
+                let is_draining = self.poll_shutdown(context).is_ready();
+                return Poll::Ready(Err(if is_draining { RouterError::Draining } else { ended_early }));
             }
         }
         // Checked last, so that ready events are still delivered when the process ends.
-        Pin::new(&mut self.shutdown.0).poll(context).map(|()| Err(RouterError::Draining))
+        self.poll_shutdown(context).map(|()| Err(RouterError::Draining))
+    }
+
+    fn poll_shutdown(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        Pin::new(&mut self.shutdown.0).poll(context)
     }
 
     fn handle_event(&mut self, prompt_idx: usize, event: GenerationEvent) -> Result<(), RouterError> {
         let is_output = matches!(event, GenerationEvent::Tokens(_) | GenerationEvent::Finished { .. });
         if let Some(pending) = self.prompts[prompt_idx].pending_echo.as_mut().filter(|_| is_output) {
+            // Once read, an event no longer counts as unread.
+            self.echo_memory.grow(event.num_bytes())?;
             pending.held.push(event);
             return Ok(());
         }

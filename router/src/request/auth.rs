@@ -76,17 +76,8 @@ impl Auth {
         let (text, first) = read(&path)?;
         let (sender, keys) = watch::channel(first);
         let file = PolledFile::new(path, &text, poll_interval);
-        let cancelled = lifetime.cancelled();
         // Without it, keys that are removed from the file would stay valid.
-        lifetime.spawn_essential("api-keys", async move {
-            tokio::select! {
-                biased;
-                // Shutdown.
-                () = cancelled => {}
-                // Never ends.
-                () = reload_on_edit(file, &sender) => {}
-            }
-        });
+        lifetime.spawn_essential("api-keys", lifetime.until_cancelled(reload_on_edit(file, sender)));
         Ok(Self::Keys(ApiKeys(keys)))
     }
 
@@ -183,7 +174,7 @@ fn read(path: &Path) -> Result<(String, Vec<ApiKey>), ApiKeysError> {
 }
 
 /// Applies every edit of the file; never returns.
-async fn reload_on_edit(mut file: PolledFile, keys: &watch::Sender<Vec<ApiKey>>) {
+async fn reload_on_edit(mut file: PolledFile, keys: watch::Sender<Vec<ApiKey>>) {
     loop {
         let edited = file.next_edit().await;
         let next = parse_edit(edited, file.path(), &keys.borrow());

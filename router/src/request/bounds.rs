@@ -1,9 +1,10 @@
-//! Range checks of single numbers, with messages that name the field, the limit and the value.
+//! Range checks of numbers and lengths, with messages that name the field, the limit and the value.
 
 use std::ops::RangeInclusive;
 
 use speculation::TokenId;
 
+use super::limits::ID_LEN_MAX;
 use crate::catalog::ModelEntry;
 use crate::error::RouterError;
 
@@ -16,7 +17,7 @@ pub(super) fn integer(
     match value {
         Some(value) if !range.contains(&value) => {
             let (min, max) = range.into_inner();
-            Err(RouterError::invalid(field, format!("{field} must be between {min} and {max}, not {value}")))
+            Err(RouterError::must_be(field, format_args!("between {min} and {max}, not {value}")))
         }
         within => Ok(within),
     }
@@ -31,9 +32,33 @@ pub(super) fn number(
     match value {
         Some(value) if !range.contains(&value) => {
             let (min, max) = range.into_inner();
-            Err(RouterError::invalid(field, format!("{field} must be between {min} and {max}, not {value}")))
+            Err(RouterError::must_be(field, format_args!("between {min} and {max}, not {value}")))
         }
         within => Ok(within.map(|value| value as f32)),
+    }
+}
+
+/// Checks the length of a list or text, counted in `unit`.
+pub(super) fn at_most(field: &str, len: usize, unit: &str, max: usize) -> Result<(), RouterError> {
+    if len <= max {
+        return Ok(());
+    }
+    Err(RouterError::invalid(field, format!("{field} has {len} {unit}, at most {max} are allowed")))
+}
+
+/// Whether a client or a gateway may give this id.
+pub fn is_id(id: &[u8]) -> bool {
+    (1..=ID_LEN_MAX).contains(&id.len()) && id.iter().all(u8::is_ascii_graphic)
+}
+
+/// Reads the id in a header, or in metadata.
+pub fn header_id<'a>(header: &'static str, value: &'a [u8]) -> Result<&'a str, RouterError> {
+    match std::str::from_utf8(value) {
+        Ok(id) if is_id(value) => Ok(id),
+        _ => {
+            let message = format!("the header {header} must have 1 to {ID_LEN_MAX} visible ASCII characters");
+            Err(RouterError::invalid(header, message))
+        }
     }
 }
 

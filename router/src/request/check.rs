@@ -9,7 +9,7 @@ use speculation::tree::MAX_TREE_TOKENS;
 use speculation::{SamplingParams, TokenId};
 
 use super::auth::Caller;
-use super::bounds::{integer, number, token_id};
+use super::bounds::{at_most, integer, number, token_id};
 use super::checked::CheckedRequest;
 use super::json_values::ValueCount;
 use super::limits;
@@ -95,13 +95,7 @@ impl RawRequest {
         if len == 0 {
             return Err(RouterError::invalid(field, format!("{field} is required and must not be empty")));
         }
-        if len > limits::PROMPTS_MAX {
-            let max = limits::PROMPTS_MAX;
-            return Err(RouterError::invalid(
-                field,
-                format!("{field} has {len} prompts, at most {max} are allowed"),
-            ));
-        }
+        at_most(field, len, "prompts", limits::PROMPTS_MAX)?;
         let num_sequences = len * num_choices as usize;
         if num_sequences > limits::SEQUENCES_MAX {
             let max = limits::SEQUENCES_MAX;
@@ -124,8 +118,8 @@ impl RawRequest {
         }
         if self.max_tokens == Some(0) && !self.echo {
             let or_zero = self.names.echo.map(|echo| format!(", or 0 together with {echo}"));
-            let message = format!("{field} must be at least 1{}", or_zero.unwrap_or_default());
-            return Err(RouterError::invalid(field, message));
+            let expected = format!("at least 1{}", or_zero.unwrap_or_default());
+            return Err(RouterError::must_be(field, expected));
         }
         let may_be_zero = self.echo || self.names.echo.is_some();
         let max_tokens = integer(field, self.max_tokens, i64::from(!may_be_zero)..=i64::from(u32::MAX))?;
@@ -220,11 +214,8 @@ impl RawRequest {
     }
 
     fn check_stop_strings(&self) -> Result<(), RouterError> {
-        let (field, max) = (self.names.stop, limits::STOPS_MAX);
-        if self.stop.len() > max {
-            let message = format!("{field} has {} strings, at most {max} are allowed", self.stop.len());
-            return Err(RouterError::invalid(field, message));
-        }
+        let field = self.names.stop;
+        at_most(field, self.stop.len(), "strings", limits::STOPS_MAX)?;
         for (idx, stop) in self.stop.iter().enumerate() {
             if stop.is_empty() || stop.len() > limits::STOP_BYTES_MAX {
                 let message = format!(
@@ -235,34 +226,22 @@ impl RawRequest {
                 return Err(RouterError::invalid(field, message));
             }
         }
-        let (len, max) = (self.stop.iter().map(String::len).sum::<usize>(), limits::STOPS_BYTES_MAX);
-        if len > max {
-            let message = format!("{field} has {len} bytes in all strings, at most {max} are allowed");
-            return Err(RouterError::invalid(field, message));
-        }
-        Ok(())
+        let len = self.stop.iter().map(String::len).sum();
+        at_most(field, len, "bytes in all strings", limits::STOPS_BYTES_MAX)
     }
 
     /// Returns the stop tokens, including the model's own.
     fn checked_stop_token_ids(&self, entry: &ModelEntry) -> Result<Vec<TokenId>, RouterError> {
-        let (len, max) = (self.stop_token_ids.len(), limits::STOP_TOKEN_IDS_MAX);
-        if len > max {
-            let message = format!("stop_token_ids has {len} ids, at most {max} are allowed");
-            return Err(RouterError::invalid("stop_token_ids", message));
-        }
+        let field = "stop_token_ids";
+        at_most(field, self.stop_token_ids.len(), "ids", limits::STOP_TOKEN_IDS_MAX)?;
         let mut token_ids = if self.ignore_eos { Vec::new() } else { entry.eos_token_ids.clone() };
         for (idx, &id) in self.stop_token_ids.iter().enumerate() {
-            let id = token_id("stop_token_ids", &format!("stop_token_ids[{idx}]"), id, entry)?;
+            let id = token_id(field, &format!("{field}[{idx}]"), id, entry)?;
             if !token_ids.contains(&id) {
                 token_ids.push(id);
             }
         }
-        if token_ids.len() > MAX_STOP_TOKEN_IDS {
-            let (len, max) = (token_ids.len(), MAX_STOP_TOKEN_IDS);
-            let message =
-                format!("stop_token_ids has {len} ids including the model's own, at most {max} are allowed");
-            return Err(RouterError::invalid("stop_token_ids", message));
-        }
+        at_most(field, token_ids.len(), "ids including the model's own", MAX_STOP_TOKEN_IDS)?;
         Ok(token_ids)
     }
 
@@ -337,11 +316,8 @@ impl RawSampling {
     }
 
     fn checked_bias(&self, entry: &ModelEntry) -> Result<Vec<(TokenId, f32)>, RouterError> {
-        let (len, max) = (self.logit_bias.len(), limits::LOGIT_BIAS_MAX);
-        if len > max {
-            let message = format!("logit_bias has {len} entries, at most {max} are allowed");
-            return Err(RouterError::invalid("logit_bias", message));
-        }
+        let len = self.logit_bias.len();
+        at_most("logit_bias", len, "entries", limits::LOGIT_BIAS_MAX)?;
         let mut seen = HashSet::with_capacity(len);
         let check = |&(id, bias): &(i64, f64)| {
             let path = format!("logit_bias[{id}]");
@@ -365,9 +341,8 @@ impl RawSpeculation {
         let acceptance = match self.acceptance.as_deref() {
             None => None,
             Some(name) => Some(parse_acceptance_mode(name).ok_or_else(|| {
-                let field = "speculation.acceptance";
-                let message = format!("{field} must be one of coupled, rejection, typical, not `{name}`");
-                RouterError::invalid(field, message)
+                let known = ["coupled", "rejection", "typical"];
+                RouterError::not_one_of("speculation.acceptance", &known, name)
             })?),
         };
         Ok(SpeculationRequest {

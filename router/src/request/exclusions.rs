@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use proto::sampling::{MAX_BAD_WORD_IDS, MAX_BAD_WORDS};
 use speculation::{SamplingParams, TokenId};
 
+use super::bounds::at_most;
 use super::check::checked_token_ids;
 use super::checked::CheckedRequest;
 use super::limits;
@@ -52,17 +53,14 @@ impl RawSampling {
 
     /// Returns the bad words that were sent as text.
     pub(super) fn checked_bad_words(&self) -> Result<Vec<String>, RouterError> {
-        let invalid = |message: String| Err(RouterError::invalid(BAD_WORDS, message));
-        let (len, max) = (self.bad_words.len(), limits::BAD_WORDS_MAX);
-        if len > max {
-            return invalid(format!("{BAD_WORDS} has {len} words, at most {max} are allowed"));
-        }
-        let (len, max) = (self.bad_words.iter().map(String::len).sum::<usize>(), limits::BAD_WORDS_BYTES_MAX);
-        if len > max {
-            return invalid(format!("{BAD_WORDS} has {len} bytes in all words, at most {max} are allowed"));
-        }
+        at_most(BAD_WORDS, self.bad_words.len(), "words", limits::BAD_WORDS_MAX)?;
+        let len = self.bad_words.iter().map(String::len).sum();
+        at_most(BAD_WORDS, len, "bytes in all words", limits::BAD_WORDS_BYTES_MAX)?;
         match self.bad_words.iter().position(|word| word.trim().is_empty()) {
-            Some(idx) => invalid(format!("{BAD_WORDS}[{idx}] must not be empty or only whitespace")),
+            Some(idx) => {
+                let message = format!("{BAD_WORDS}[{idx}] must not be empty or only whitespace");
+                Err(RouterError::invalid(BAD_WORDS, message))
+            }
             None => Ok(self.bad_words.clone()),
         }
     }

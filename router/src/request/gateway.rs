@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Caller;
+use super::bounds::header_id;
 use crate::error::RouterError;
 
 /// Identifies the user among the requests of one key.
@@ -15,8 +16,6 @@ const OBJECTIVE: [&str; 2] = ["x-llm-d-inference-objective", "x-gateway-inferenc
 const SLO_TTFT: &str = "x-llm-d-slo-ttft-ms";
 const SLO_TPOT: &str = "x-llm-d-slo-tpot-ms";
 
-/// Maximum length of a fairness id or an objective's name, in characters.
-const NAME_LEN_MAX: usize = 256;
 /// Largest latency objective: one day.
 const SLO_MS_MAX: f64 = 86_400_000.0;
 
@@ -49,7 +48,8 @@ impl GatewayHeaders {
         let either = |names: [&'static str; 2]| {
             names.into_iter().find_map(|name| header(name).map(|value| (name, value)))
         };
-        let text_header = |names| either(names).map(|(name, value)| text(name, value)).transpose();
+        let text_header =
+            |names| either(names).map(|(name, value)| header_id(name, value).map(str::to_owned)).transpose();
         let duration_header = |name| header(name).map(|value| milliseconds(name, value)).transpose();
         Ok(Self {
             fairness_id: text_header(FAIRNESS_ID)?,
@@ -66,17 +66,6 @@ impl GatewayHeaders {
         }
         if let Some(priority) = self.objective.as_ref().and_then(|name| objectives.get(name)) {
             caller.priority = caller.priority.max(*priority);
-        }
-    }
-}
-
-fn text(name: &'static str, value: &[u8]) -> Result<String, RouterError> {
-    let is_valid = (1..=NAME_LEN_MAX).contains(&value.len()) && value.iter().all(u8::is_ascii_graphic);
-    match std::str::from_utf8(value) {
-        Ok(text) if is_valid => Ok(text.to_owned()),
-        _ => {
-            let message = format!("the header {name} must have 1 to {NAME_LEN_MAX} visible ASCII characters");
-            Err(RouterError::invalid(name, message))
         }
     }
 }

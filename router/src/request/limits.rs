@@ -37,6 +37,8 @@ pub const TOP_LOGPROBS_MAX: i64 = 20;
 pub const CACHE_SALT_BYTES_MAX: usize = 1_024;
 /// Maximum length of a task type or of a participant's name, in characters.
 pub const NAME_LEN_MAX: usize = 64;
+/// Maximum length of an id that a client or a gateway gives, in characters.
+pub const ID_LEN_MAX: usize = 256;
 /// Default of `max_tokens` for completions requests.
 pub const COMPLETION_TOKENS_DEFAULT: u32 = 16;
 /// Maximum length of a tool's name, in characters, as in Anthropic's API.

@@ -1,11 +1,12 @@
 //! One request, for every API: as sent ([`raw`]) and as checked ([`checked`], by [`check`], `prompts` and
 //! `exclusions`, within [`limits`] and [`json_values`]), the required form of its output ([`structure`],
 //! [`tools`]), its sender ([`auth`], and the headers of a gateway: [`gateway`]) and their limits
-//! ([`key_limits`]), and what is recorded of it ([`record`], [`span`]).
+//! ([`key_limits`]), and what is recorded of it ([`record`], [`span`], `access_log`).
 
+mod access_log;
 mod api_keys;
 pub mod auth;
-mod bounds;
+pub mod bounds;
 pub mod check;
 pub mod checked;
 mod exclusions;
@@ -55,6 +56,11 @@ impl Operation {
 
     /// Creates a new request id in OpenAI's form.
     pub fn new_request_id(self) -> String {
-        format!("{}{}", self.id_prefix(), uuid::Uuid::now_v7().simple())
+        new_id(self.id_prefix())
     }
+}
+
+/// Creates a new id.
+pub fn new_id(prefix: &str) -> String {
+    format!("{prefix}{}", uuid::Uuid::now_v7().simple())
 }

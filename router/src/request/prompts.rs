@@ -3,6 +3,7 @@
 use serde_json::Map;
 use text::{ConversationMessage, fields_of_json_arguments};
 
+use super::bounds::at_most;
 use super::check::{checked_token_ids, is_name};
 use super::json_values::ValueCount;
 use super::limits;
@@ -57,13 +58,7 @@ fn checked_messages(
     path: &str,
     mut messages: Vec<ConversationMessage>,
 ) -> Result<Vec<ConversationMessage>, RouterError> {
-    let (len, max) = (messages.len(), limits::MESSAGES_MAX);
-    if len > max {
-        return Err(RouterError::invalid(
-            path,
-            format!("{path} has {len} messages, at most {max} are allowed"),
-        ));
-    }
+    at_most(path, messages.len(), "messages", limits::MESSAGES_MAX)?;
     for (idx, message) in messages.iter_mut().enumerate() {
         // Templates expect the older name of this role.
         if message.role == "developer" {
@@ -71,10 +66,8 @@ fn checked_messages(
         }
         let role = message.role.as_str();
         if !ROLES.contains(&role) {
-            let param = format!("{path}[{idx}].role");
-            let message =
-                format!("{param} must be one of system, developer, user, assistant, tool, not `{role}`");
-            return Err(RouterError::invalid(param, message));
+            let known = ["system", "developer", "user", "assistant", "tool"];
+            return Err(RouterError::not_one_of(&format!("{path}[{idx}].role"), &known, role));
         }
         let max = limits::NAME_LEN_MAX;
         if message.name.as_ref().is_some_and(|name| !is_name(name, max)) {

@@ -2,17 +2,20 @@
 //! It travels inside the response: dropping it at any point returns the admission permit and counts how the
 //! request ended. Code that answers a request with an error reports it with [`RequestRecord::failed`].
 
+use http::StatusCode;
+use service::metrics::GaugeGuard;
 use service::shutdown::GateGuard;
 use speculation::FinishReason;
 use tokio::time::Instant;
 use tracing::Span;
 
+use super::access_log::{AccessLine, Ending};
 use super::gateway::Slo;
 use super::key_limits::RunningRequest;
-use super::{Usage, span};
+use super::{Caller, Usage, span};
 use crate::admission::Permit;
 use crate::error::RouterError;
-use crate::metrics::{ChoiceOutcome, GaugeGuard, ModelMetrics, Protocol, RouterMetrics};
+use crate::metrics::{ChoiceOutcome, ModelMetrics, Protocol, RouterMetrics};
 
 /// A request in flight.
 #[derive(Debug)]
@@ -25,6 +28,8 @@ pub struct RequestRecord {
     model: Option<ModelMetrics>,
     choices: Vec<ChoiceRecord>,
     slo: Slo,
+    /// Its line in the access log, until that is written; `None` if there is none.
+    access: Option<Box<AccessLine>>,
     resources: Resources,
     ended: bool,
 }
@@ -62,8 +67,29 @@ impl RequestRecord {
             model: None,
             choices: Vec::new(),
             slo: Slo::default(),
+            access: None,
             resources: Resources::default(),
             ended: false,
+        }
+    }
+
+    /// Writes a line about the request when it ends, if `enabled`.
+    pub fn with_access_line(mut self, enabled: bool, request_id: &str) -> Self {
+        self.access = enabled.then(|| Box::new(AccessLine::new(request_id)));
+        self
+    }
+
+    /// Notes who sent the request.
+    pub fn sent_by(&mut self, caller: &Caller) {
+        if let Some(access) = &mut self.access {
+            access.key.clone_from(&caller.name);
+        }
+    }
+
+    /// Notes the model, as the client named it.
+    pub fn for_model(&mut self, model: &str) {
+        if let Some(access) = &mut self.access {
+            access.model = Some(model.to_owned());
         }
     }
 
@@ -105,12 +131,18 @@ impl RequestRecord {
         self.choices = vec![ChoiceRecord::default(); num_choices];
         self.resources.stage = self.model.as_ref().map(ModelMetrics::running);
         self.charge(prompt_tokens);
+        if let Some(access) = &mut self.access {
+            access.prompt_tokens = Some(prompt_tokens);
+        }
         self.measure(|model, _| model.prompt_tokens(prompt_tokens));
     }
 
     /// Records a span of `num_tokens` of one choice, received at `now`.
     pub fn tokens(&mut self, choice: usize, num_tokens: u64, now: Instant) {
         self.charge(num_tokens);
+        if let Some(access) = &mut self.access {
+            access.output_tokens += num_tokens;
+        }
         let record = &mut self.choices[choice];
         let previous = record.last.replace(now);
         if previous.is_some() {
@@ -158,6 +190,7 @@ impl RequestRecord {
         self.measure(|model, record| {
             model.end_to_end(record.arrived_at.elapsed().as_secs_f64(), &record.span)
         });
+        self.write_access_line((StatusCode::OK, "ok"), Some(usage));
         self.release();
     }
 
@@ -187,7 +220,21 @@ impl RequestRecord {
             true => tracing::error!(parent: &self.span, %error, code = mapping.label, "a request failed"),
             false => {}
         }
+        self.write_access_line((mapping.status, mapping.label), None);
         self.release();
+    }
+
+    fn write_access_line(&mut self, (status, outcome): (StatusCode, &'static str), usage: Option<&Usage>) {
+        let Some(access) = self.access.take() else { return };
+        let first = self.choices.iter().filter_map(|choice| choice.first).min();
+        access.write(&Ending {
+            protocol: self.protocol,
+            status,
+            outcome,
+            ttft: first.map(|first| first - self.arrived_at),
+            duration: self.arrived_at.elapsed(),
+            usage,
+        });
     }
 
     fn charge(&self, num_tokens: u64) {

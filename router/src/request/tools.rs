@@ -1,11 +1,12 @@
 //! [`RawTools`]: the tools that a model may call, and which calls the request requires.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use grammar::{Grammar, GrammarKind};
 use serde_json::{Map, Value, json};
 use text::ModelText;
 
+use super::bounds::at_most;
 use super::check::is_name;
 use super::json_values::ValueCount;
 use super::limits;
@@ -54,30 +55,69 @@ pub struct Tool {
 }
 
 /// Which calls a request requires.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToolChoice {
     /// No calls.
     None,
     /// The model decides.
-    #[default]
-    Auto,
+    Auto(AllowedTools),
     /// At least one call.
-    Required,
+    Required(AllowedTools),
     /// One call of this tool.
     Named(String),
+}
+
+/// Which of a request's tools may be called.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum AllowedTools {
+    /// All.
+    #[default]
+    All,
+    /// Those with these names, at least one. The prompt describes the others, too.
+    Only(BTreeSet<String>),
+}
+
+impl Default for ToolChoice {
+    fn default() -> Self {
+        Self::Auto(AllowedTools::All)
+    }
+}
+
+impl ToolChoice {
+    /// Whether this tool may be called.
+    pub fn allows(&self, name: &str) -> bool {
+        match self {
+            Self::None => false,
+            Self::Auto(AllowedTools::All) | Self::Required(AllowedTools::All) => true,
+            Self::Auto(AllowedTools::Only(names)) | Self::Required(AllowedTools::Only(names)) => {
+                names.contains(name)
+            }
+            Self::Named(named) => named == name,
+        }
+    }
+
+    /// Whether the output must contain a call.
+    pub fn is_required(&self) -> bool {
+        matches!(self, Self::Required(_) | Self::Named(_))
+    }
+
+    /// The tools that the choice names.
+    fn names(&self) -> Vec<&String> {
+        match self {
+            Self::Auto(AllowedTools::Only(names)) | Self::Required(AllowedTools::Only(names)) => {
+                names.iter().collect()
+            }
+            Self::Named(name) => vec![name],
+            Self::None | Self::Auto(AllowedTools::All) | Self::Required(AllowedTools::All) => Vec::new(),
+        }
+    }
 }
 
 impl RawTools {
     /// Checks the tools.
     pub(super) fn check(&self) -> Result<(), RouterError> {
         let ToolFieldNames { tools: field, choice } = self.names;
-        let (len, max) = (self.tools.len(), limits::TOOLS_MAX);
-        if len > max {
-            return Err(RouterError::invalid(
-                field,
-                format!("{field} has {len} tools, at most {max} are allowed"),
-            ));
-        }
+        at_most(field, self.tools.len(), "tools", limits::TOOLS_MAX)?;
         let mut names = HashSet::new();
         for tool in &self.tools {
             let path = &tool.name_path;
@@ -91,17 +131,23 @@ impl RawTools {
                 return Err(RouterError::invalid(path, message));
             }
         }
-        match &self.choice {
-            ToolChoice::Named(name) if !names.contains(name) => Err(RouterError::invalid(
-                choice,
-                format!("{choice} names `{name}`, which is not one of the {field}"),
-            )),
-            ToolChoice::Required if self.tools.is_empty() => Err(RouterError::invalid(
-                choice,
-                format!("{choice} requires a call, but there are no {field}"),
-            )),
-            _ => Ok(()),
+        let unknown = self.choice.names().into_iter().filter(|name| !names.contains(name));
+        let unknown: Vec<String> = unknown.map(|name| format!("`{name}`")).collect();
+        if !unknown.is_empty() {
+            let which = if unknown.len() == 1 { "is not one of" } else { "are not among" };
+            let message = format!("{choice} names {}, which {which} the {field}", unknown.join(", "));
+            return Err(RouterError::invalid(choice, message));
         }
+        if self.choice.is_required() && self.tools.is_empty() {
+            let message = format!("{choice} requires a call, but there are no {field}");
+            return Err(RouterError::invalid(choice, message));
+        }
+        Ok(())
+    }
+
+    /// The tools that may be called.
+    fn callable(&self) -> impl Iterator<Item = &Tool> {
+        self.tools.iter().filter(|tool| self.choice.allows(&tool.name))
     }
 
     /// Counts the JSON values of the schemas. Unless no call is allowed, the variables of the chat template
@@ -128,7 +174,9 @@ impl RawTools {
                     format!("{choice} and {} both constrain the output: send one of them", requested.field);
                 Err(RouterError::invalid(choice, message))
             }
-            (None, Some(requested)) if self.choice == ToolChoice::Auto && !self.tools.is_empty() => {
+            (None, Some(requested))
+                if matches!(self.choice, ToolChoice::Auto(_)) && !self.tools.is_empty() =>
+            {
                 self.calls_or(&requested, model).map(Some)
             }
             (required, requested) => Ok(required.or(requested)),
@@ -138,8 +186,8 @@ impl RawTools {
     /// Returns the grammar of an output that must consist of calls.
     fn required_grammar(&self) -> Option<RawGrammar> {
         let schema = match &self.choice {
-            ToolChoice::None | ToolChoice::Auto => return None,
-            ToolChoice::Required => {
+            ToolChoice::None | ToolChoice::Auto(_) => return None,
+            ToolChoice::Required(_) => {
                 let (mut schema, calls) = self.call_schemas("parameters");
                 schema.insert("type".to_owned(), json!("array"));
                 schema.insert("minItems".to_owned(), json!(1));
@@ -203,12 +251,12 @@ impl RawTools {
         if self.parallel { limits::TOOL_CALLS_MAX } else { 1 }
     }
 
-    /// Returns the schema of a call of each tool, with its arguments under this name, and the root that they
-    /// need: the schema of each tool's arguments is a definition there.
+    /// Returns the schema of a call of each tool that may be called, with its arguments under this name, and
+    /// the root that they need: the schema of each tool's arguments is a definition there.
     fn call_schemas(&self, arguments: &str) -> (Map<String, Value>, Vec<Value>) {
         let mut definitions = Map::new();
         let mut calls = Vec::new();
-        for (idx, tool) in self.tools.iter().enumerate() {
+        for (idx, tool) in self.callable().enumerate() {
             let name = format!("tool{idx}");
             calls.push(json!({
                 "type": "object",
@@ -257,13 +305,13 @@ pub(super) fn output_format(
     let uses_tools = tools.choice != ToolChoice::None && !tools.tools.is_empty();
     let template = model.chat_template_for(uses_tools);
     let calls = match &tools.choice {
-        ToolChoice::Required => CallFormat::Required,
+        ToolChoice::Required(_) => CallFormat::Required,
         ToolChoice::Named(name) => CallFormat::Named(name.clone()),
-        ToolChoice::Auto if !tools.tools.is_empty() => CallFormat::Auto {
+        ToolChoice::Auto(_) if !tools.tools.is_empty() => CallFormat::Auto {
             syntax: tool_syntax(tools.names, model)?,
-            tools: tools.tools.iter().map(|tool| tool.name.clone()).collect(),
+            tools: tools.callable().map(|tool| tool.name.clone()).collect(),
         },
-        ToolChoice::None | ToolChoice::Auto => CallFormat::None,
+        ToolChoice::None | ToolChoice::Auto(_) => CallFormat::None,
     };
     let reasoning = match template {
         Some(template) if !has_grammar => ReasoningFormat::from_template(template.source()),

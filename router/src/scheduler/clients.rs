@@ -151,8 +151,8 @@ fn failure_to_error(failure: SequenceFailure) -> RouterError {
         SequenceFailure::Refused(reason) => RouterError::Refused { reason },
         SequenceFailure::Unsupported(message) => RouterError::InvalidRequest { message, param: None },
         SequenceFailure::Quarantined(reason) => RouterError::Quarantined { reason },
-        SequenceFailure::Expired(_) => {
-            RouterError::Overloaded { what: "the queue for target workers (timed out waiting for capacity)" }
+        SequenceFailure::Expired(waited) => {
+            RouterError::WaitedTooLong { what: "the model's target workers", waited }
         }
         SequenceFailure::Unavailable(reason) => RouterError::Unavailable { reason },
     }

@@ -72,8 +72,14 @@ struct Executor {
 }
 
 impl Driver {
-    /// Creates a driver with an empty scheduler: no workers, no sequences.
-    pub fn new(config: SchedulerConfig, metrics: RouterMetrics, health: Health) -> Self {
+    /// Creates a driver with an empty scheduler: no workers, no sequences. It records the timelines of some
+    /// sequences into `timelines`.
+    pub fn new(
+        config: SchedulerConfig,
+        metrics: RouterMetrics,
+        health: Health,
+        timelines: Timelines,
+    ) -> Self {
         Self {
             scheduler: Scheduler::new(config),
             started_at: Instant::now(),
@@ -86,15 +92,9 @@ impl Driver {
                 disconnect_tokens: BTreeMap::new(),
                 clients: Clients::default(),
                 reports: Reports::new(metrics),
-                recorder: TimelineRecorder::default(),
+                recorder: TimelineRecorder::new(timelines),
             },
         }
-    }
-
-    /// Records the timelines of some sequences into `timelines`.
-    pub fn with_timelines(mut self, timelines: Timelines) -> Self {
-        self.executor.recorder = TimelineRecorder::new(timelines);
-        self
     }
 
     /// Runs until the lifetime is cancelled.
@@ -123,9 +123,7 @@ impl Driver {
                 Some(event) = inbox.workers.recv() => self.on_worker_event(self.now(), event),
                 // New requests.
                 Some(submission) = inbox.submissions.recv() => self.submit(self.now(), submission),
-                // An operator requests a report. The requester may have left meanwhile.
-                Some(reply_tx) = inbox.report_requests.recv() => drop(reply_tx.send(self.scheduler.report())),
-                // An operator drains a worker, starts or undoes a rollout.
+                // An operator drains a worker, starts or undoes a rollout, or asks for a report.
                 Some(order) = inbox.orders.recv() => self.on_order(self.now(), order),
                 // Deadlines, which `take_waiting` handles after everything that arrived.
                 () = &mut timer => {}
@@ -142,7 +140,7 @@ impl Driver {
     }
 
     /// Handles what waits beside the event that was selected: all events of workers and cancellations, one
-    /// new request, one report, one order, and deadlines. They would starve while workers never pause.
+    /// new request, one order, and deadlines. They would starve while workers never pause.
     fn take_waiting(&mut self, inbox: &mut Inbox) {
         for _ in 0..inbox.workers.len() {
             if let Ok(event) = inbox.workers.try_recv() {
@@ -154,9 +152,6 @@ impl Driver {
         }
         if let Ok(submission) = inbox.submissions.try_recv() {
             self.submit(self.now(), submission);
-        }
-        if let Ok(reply_tx) = inbox.report_requests.try_recv() {
-            drop(reply_tx.send(self.scheduler.report()));
         }
         if let Ok(order) = inbox.orders.try_recv() {
             self.on_order(self.now(), order);
@@ -241,7 +236,7 @@ impl Driver {
         self.executor.clients.insert(id, sink, choice, span.clone());
     }
 
-    /// Executes an operator's order. The operator may have left before the answer.
+    /// Executes an order. Its sender may have left before the answer.
     fn on_order(&mut self, now: Duration, order: Order) {
         match order {
             Order::Drain(drain, reply_tx) => {
@@ -254,6 +249,7 @@ impl Driver {
                 self.on_event(now, Event::Rollout(order));
                 drop(reply_tx.send(self.scheduler.report()));
             }
+            Order::Report(reply_tx) => drop(reply_tx.send(self.scheduler.report())),
         }
     }
 

@@ -30,11 +30,8 @@ const SUBMISSION_QUEUE_LEN: usize = 1_024;
 /// workers' streams are not read.
 const WORKER_EVENT_QUEUE_LEN: usize = 4_096;
 
-/// Capacity of the queue of report requests.
-const REPORT_QUEUE_LEN: usize = 16;
-
-/// Capacity of the queue of operators' orders.
-const ORDER_QUEUE_LEN: usize = 16;
+/// Capacity of the queue of orders.
+const ORDER_QUEUE_LEN: usize = 32;
 
 /// A request on its way to the driver.
 #[derive(Debug)]
@@ -43,20 +40,21 @@ struct Submission {
     reply_tx: oneshot::Sender<GenerationStream>,
 }
 
-/// An operator's order.
+/// An operator's order, or a request for a report.
 #[derive(Debug)]
 enum Order {
     /// Drains a worker, or undoes that. The address may be just HOST:PORT.
     Drain(Drain, oneshot::Sender<Option<DrainState>>),
     /// Starts, advances or undoes the rollout of a draft.
     Rollout(RolloutOrder, oneshot::Sender<SchedulerReport>),
+    /// Reports the scheduler's state.
+    Report(oneshot::Sender<SchedulerReport>),
 }
 
 /// Handle to the driver.
 #[derive(Debug, Clone)]
 pub struct SchedulerHandle {
     submissions: mpsc::Sender<Submission>,
-    report_requests: mpsc::Sender<oneshot::Sender<SchedulerReport>>,
     orders: mpsc::Sender<Order>,
 }
 
@@ -65,7 +63,6 @@ pub struct SchedulerHandle {
 pub struct Inbox {
     submissions: mpsc::Receiver<Submission>,
     workers: mpsc::Receiver<WorkerEvent>,
-    report_requests: mpsc::Receiver<oneshot::Sender<SchedulerReport>>,
     orders: mpsc::Receiver<Order>,
 }
 
@@ -73,10 +70,9 @@ pub struct Inbox {
 pub fn queues() -> (SchedulerHandle, mpsc::Sender<WorkerEvent>, Inbox) {
     let (submit, submissions) = mpsc::channel(SUBMISSION_QUEUE_LEN);
     let (events, workers) = mpsc::channel(WORKER_EVENT_QUEUE_LEN);
-    let (request_report, report_requests) = mpsc::channel(REPORT_QUEUE_LEN);
     let (order, orders) = mpsc::channel(ORDER_QUEUE_LEN);
-    let handle = SchedulerHandle { submissions: submit, report_requests: request_report, orders: order };
-    (handle, events, Inbox { submissions, workers, report_requests, orders })
+    let handle = SchedulerHandle { submissions: submit, orders: order };
+    (handle, events, Inbox { submissions, workers, orders })
 }
 
 /// Name of the queue of orders in errors.
@@ -112,7 +108,6 @@ impl GenerationService for SchedulerHandle {
     }
 
     async fn report(&self) -> Result<SchedulerReport, RouterError> {
-        let what = "the scheduler's queue of report requests";
-        ask(&self.report_requests, what, |reply_tx| reply_tx).await
+        ask(&self.orders, ORDERS, Order::Report).await
     }
 }

@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use service::shutdown::Lifetime;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::generation::GenerationService;
@@ -12,17 +11,12 @@ use crate::metrics::RouterMetrics;
 /// Interval of the reports. Autoscalers poll every 15 to 30 s.
 const UPDATE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Runs until the lifetime ends. If the driver is too busy to answer, the next tick asks again.
-pub async fn run(generation: impl GenerationService, metrics: RouterMetrics, lifetime: Lifetime) {
+/// Never returns. If the driver is too busy to answer, the next tick asks again.
+pub async fn run(generation: impl GenerationService, metrics: RouterMetrics) {
     let mut ticker = interval(UPDATE_INTERVAL);
     ticker.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        tokio::select! {
-            biased;
-            // Shutdown.
-            () = lifetime.cancelled() => return,
-            _ = ticker.tick() => {}
-        }
+        ticker.tick().await;
         if let Ok(report) = generation.report().await {
             for pool in &report.pools {
                 metrics.set_wanted_workers(

@@ -107,41 +107,35 @@ impl Reports {
                 }
             }
             Report::Anomaly(anomaly) => self.metrics.count_anomaly(anomaly),
-            Report::DraftWorkerSilent { worker, waited } => {
-                self.metrics.count_draft_outage();
-                let (address, waited_ms) = (self.address_of(worker), waited.as_millis() as u64);
-                tracing::debug!(address, waited_ms, "draft worker is late: rounds continue without it");
-                let since = now.saturating_sub(waited);
-                self.draft_outages.push(DraftOutage { worker, since, is_logged: false });
-            }
+            Report::DraftWorkerSilent { worker, waited } => self.draft_silent(now, worker, waited),
             Report::DraftWorkerRecovered(worker) => self.draft_recovered(worker),
-            Report::TargetSilent { worker, waited, moved } => {
-                self.metrics.count_target_outage();
-                let (address, waited_ms) = (self.address_of(worker), waited.as_millis() as u64);
-                tracing::warn!(
-                    address,
-                    waited_ms,
-                    moved,
-                    "target worker does not answer: moving its sequences"
-                );
+            Report::TargetSilent { worker, waited, moved } => self.target_silent(worker, waited, moved),
+            Report::TargetRecovered(worker) => {
+                tracing::info!(address = self.address_of(worker), "target worker answers again");
             }
-            Report::WorkerDraining { .. }
-            | Report::WorkerUndrained(_)
-            | Report::SequencesMoved { .. }
-            | Report::TargetRecovered(_)
-            | Report::RolloutEnded { .. } => self.log(&report),
+            Report::WorkerDraining { worker, sequences } => {
+                let address = self.address_of(worker);
+                tracing::info!(address, sequences, "worker is draining: no new sequences");
+            }
+            Report::WorkerUndrained(worker) => {
+                tracing::info!(address = self.address_of(worker), "worker is no longer draining");
+            }
+            Report::SequencesMoved { from, sequences } => {
+                let address = self.address_of(from);
+                tracing::info!(address, sequences, "moving sequences to other target workers");
+            }
+            Report::RolloutEnded { draft, stage, moved } => {
+                let stage = tracing::field::debug(stage);
+                tracing::info!(draft, stage, moved, "the rollout of a draft ended");
+            }
             Report::ShadowScored(scored) => self.shadows.count_scored(&scored),
             Report::ShadowDropped { draft, reason } => self.shadows.count_dropped(&draft, reason),
             Report::TargetFailed { worker, fault, is_opened } => {
                 self.target_failed(worker, &fault, is_opened)
             }
             Report::SequencesReplayed { role, address, sequences } => {
-                tracing::warn!(
-                    role = role.as_str(),
-                    address,
-                    sequences,
-                    "worker lost: replaying its sequences"
-                );
+                let role = role.as_str();
+                tracing::warn!(role, address, sequences, "worker lost: replaying its sequences");
             }
             Report::NumericsChanged(id) => tracing::warn!(
                 sequence = id.0,
@@ -159,6 +153,20 @@ impl Reports {
                 self.kv_pools.set_headroom(worker, tokens_per_second);
             }
         }
+    }
+
+    fn draft_silent(&mut self, now: Duration, worker: WorkerKey, waited: Duration) {
+        self.metrics.count_draft_outage();
+        let (address, waited_ms) = (self.address_of(worker), waited.as_millis() as u64);
+        tracing::debug!(address, waited_ms, "draft worker is late: rounds continue without it");
+        let since = now.saturating_sub(waited);
+        self.draft_outages.push(DraftOutage { worker, since, is_logged: false });
+    }
+
+    fn target_silent(&self, worker: WorkerKey, waited: Duration, moved: usize) {
+        self.metrics.count_target_outage();
+        let (address, waited_ms) = (self.address_of(worker), waited.as_millis() as u64);
+        tracing::warn!(address, waited_ms, moved, "target worker does not answer: moving its sequences");
     }
 
     fn target_failed(&mut self, worker: WorkerKey, fault: &TargetFault, is_opened: bool) {
@@ -181,37 +189,6 @@ impl Reports {
             tracing::info!(address, "draft worker answers again");
         } else {
             tracing::debug!(address, "draft worker answers again");
-        }
-    }
-
-    /// Logs events that are worth a line but are no fault.
-    fn log(&self, report: &Report) {
-        match report {
-            Report::WorkerDraining { worker, sequences } => {
-                tracing::info!(
-                    address = self.address_of(*worker),
-                    sequences,
-                    "worker is draining: no new sequences"
-                );
-            }
-            Report::SequencesMoved { from, sequences } => {
-                tracing::info!(
-                    address = self.address_of(*from),
-                    sequences,
-                    "moving sequences to other target workers"
-                );
-            }
-            Report::RolloutEnded { draft, stage, moved } => {
-                let stage = tracing::field::debug(stage);
-                tracing::info!(draft, stage, moved, "the rollout of a draft ended");
-            }
-            Report::WorkerUndrained(worker) => {
-                tracing::info!(address = self.address_of(*worker), "worker is no longer draining");
-            }
-            Report::TargetRecovered(worker) => {
-                tracing::info!(address = self.address_of(*worker), "target worker answers again");
-            }
-            _ => {}
         }
     }
 

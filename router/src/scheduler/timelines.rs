@@ -90,7 +90,7 @@ pub struct TimelineStep {
 }
 
 /// Sequences being recorded.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct TimelineRecorder {
     timelines: Timelines,
     roles: BTreeMap<WorkerKey, Role>,
@@ -115,7 +115,7 @@ struct RecordedSequence {
 
 impl TimelineRecorder {
     pub(super) fn new(timelines: Timelines) -> Self {
-        Self { timelines, ..Self::default() }
+        Self { timelines, roles: BTreeMap::new(), recorded: Vec::new() }
     }
 
     pub(super) fn worker_joined(&mut self, key: WorkerKey, role: Role) {

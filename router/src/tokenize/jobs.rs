@@ -1,11 +1,10 @@
 //! [`JobQueue`]: jobs that wait for a thread. API keys take turns, and the key with the most jobs gives way
 //! when the queue is full.
 
-use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use scheduling::fair_queue::{FairQueue, Ticket};
+use scheduling::fair_queue::{NumberedQueue, Ticket};
 
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
@@ -16,41 +15,27 @@ pub(super) struct QueueFull;
 /// A bounded queue of jobs.
 pub(super) struct JobQueue {
     max_jobs: usize,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    /// The queued jobs by number, and their order.
-    jobs: BTreeMap<u64, Job>,
-    order: FairQueue<u64, (), u64>,
-    /// Number assigned to the next job.
-    next_number: u64,
+    jobs: Mutex<NumberedQueue<Job>>,
 }
 
 impl JobQueue {
     pub(super) fn new(max_jobs: usize) -> Self {
-        Self { max_jobs, state: Mutex::default() }
+        Self { max_jobs, jobs: Mutex::default() }
     }
 
     /// Adds a job of an API key. If the queue is full, it replaces the newest job of the key with the most
     /// jobs, which is dropped.
     pub(super) fn push(&self, key: u64, job: Job) -> Result<(), QueueFull> {
-        let mut state = self.state();
+        let mut jobs = self.jobs();
         let mut replaced = None;
-        if state.jobs.len() >= self.max_jobs {
-            let number = state.order.newest_of_busiest(key).ok_or(QueueFull)?;
-            state.order.remove(number);
-            replaced = state.jobs.remove(&number);
+        if jobs.len() >= self.max_jobs {
+            replaced = Some(jobs.evict_for(key).ok_or(QueueFull)?);
         }
-        let number = state.next_number;
-        state.next_number += 1;
         // All jobs are of the same class, so their times do not matter.
         let now = Duration::ZERO;
         let ticket = Ticket { priority: 0, weight: 1.0, cost: 1.0, arrived: now, since: now };
-        state.order.push(key, (), ticket, number);
-        state.jobs.insert(number, job);
-        drop(state);
+        jobs.push(key, ticket, job);
+        drop(jobs);
         // A job may hold a long prompt: freed without the lock.
         drop(replaced);
         Ok(())
@@ -58,15 +43,14 @@ impl JobQueue {
 
     /// Takes the job whose turn it is.
     pub(super) fn pop(&self) -> Option<Job> {
-        let mut state = self.state();
-        let number = state.order.peek(Duration::ZERO)?;
-        state.order.serve(number);
-        state.jobs.remove(&number)
+        let mut jobs = self.jobs();
+        let (number, _) = jobs.peek(Duration::ZERO)?;
+        jobs.serve(number)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn jobs(&self) -> MutexGuard<'_, NumberedQueue<Job>> {
         // No job runs under the lock, so nothing is half updated.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -6,13 +6,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::{fmt, io, thread};
 
-use service::metrics::Gauge;
+use service::metrics::{Gauge, GaugeGuard};
 use service::shutdown::Lifetime;
 use tokio::sync::oneshot;
 
 use super::jobs::{Job, JobQueue};
 use crate::error::RouterError;
-use crate::metrics::GaugeGuard;
 
 /// Maximum number of queued jobs.
 const TOKENIZE_QUEUE_MAX: usize = 1_024;

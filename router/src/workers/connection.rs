@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use proto::v1::worker_client::WorkerClient;
 use proto::version::{PROTOCOL_VERSIONS, common_version};
-use proto::{MAX_FRAME_BYTES, v1};
+use proto::{MAX_ASSET_BYTES, MAX_FRAME_BYTES, v1};
 use speculation::Role;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -28,9 +28,6 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Timeout for fetching one asset.
 const ASSET_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Maximum size of an asset, and of all assets of a worker together; larger ones are refused.
-const MAX_ASSET_BYTES: u64 = 256 << 20;
 
 /// An open stream after the handshake.
 #[derive(Debug)]

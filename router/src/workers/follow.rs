@@ -133,7 +133,7 @@ fn by_endpoint(members: &Members) -> BTreeMap<Endpoint, BTreeSet<String>> {
 
 #[cfg(test)]
 mod tests {
-    use service::discovery::{Load, Member};
+    use service::discovery::Member;
 
     use super::*;
 
@@ -142,7 +142,7 @@ mod tests {
         let member = |id: &str, role: &str, port: u16| {
             let (id, role) = (id.to_owned(), role.to_owned());
             let address = format!("http://10.0.0.1:{port}");
-            (id.clone(), Member { id, role, address, facts: serde_json::Value::Null, load: Load::default() })
+            (id.clone(), Member { id, role, address, facts: serde_json::Value::Null })
         };
         let members = [member("old", "target", 1), member("new", "target", 1), member("other", "draft", 2)];
         let endpoints = by_endpoint(&Arc::new(members.into_iter().collect()));

@@ -55,13 +55,13 @@ pub enum WorkerEvent {
 pub fn worker_info(role: Role, address: &str, hello: &v1::WorkerHello, credits: Option<u64>) -> WorkerInfo {
     let point = |point: &v1::StepTimePoint| StepTimePoint {
         rows: point.rows,
-        kv_tokens: point.kv_tokens,
+        context: point.kv_tokens,
         micros: point.micros,
     };
     let batch = |batch: &v1::BatchTimePoint| BatchTimePoint {
         sequences: batch.sequences,
         rows: batch.rows,
-        kv_tokens: batch.kv_tokens,
+        context: batch.kv_tokens,
         micros: batch.micros,
     };
     WorkerInfo {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use service::discovery::Unlisted;
+use service::error_text;
 use service::shutdown::Lifetime;
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -72,7 +73,7 @@ impl ReconnectLoop {
                 Err(error) => Err(error),
             };
             let is_refusal = result.as_ref().is_err_and(is_refusal);
-            match result.map_err(|error| causes(&error)) {
+            match result.map_err(|error| error_text(&error)) {
                 Ok(()) => tracing::info!(role, address, "worker left"),
                 // Log repeated errors at debug level: the attempt is repeated every two seconds, possibly for
                 // hours.
@@ -88,10 +89,11 @@ impl ReconnectLoop {
                     last_error = Some(reason);
                 }
                 Err(reason) => {
-                    tracing::info!(
+                    tracing::warn!(
                         role,
                         address,
-                        "worker unreachable, retrying while it is listed: {reason}"
+                        "worker unreachable, retrying while it is listed: {reason}; check its --advertise, the \
+                         firewall and the worker's log"
                     );
                     last_error = Some(reason);
                 }
@@ -132,7 +134,7 @@ fn is_refusal(error: &anyhow::Error) -> bool {
             || cause.is::<std::io::Error>()
             || cause.is::<tokio::time::error::Elapsed>()
     };
-    let text = causes(error);
+    let text = error_text(error);
     // TLS faults arrive as texts of the transport.
     let is_of_tls = ["certificate", "fatal alert", "HandshakeFailure"].iter().any(|word| text.contains(word));
     is_of_tls || !error.chain().any(is_of_transport)
@@ -143,32 +145,9 @@ fn is_of_versions(status: &tonic::Status) -> bool {
     status.code() == tonic::Code::FailedPrecondition
 }
 
-/// Joins an error and its causes, skipping repetitions: transports repeat the text of their causes.
-fn causes(error: &anyhow::Error) -> String {
-    let mut causes = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if causes.is_empty() {
-            causes = cause;
-        } else if !causes.ends_with(&cause) {
-            causes += ": ";
-            causes += &cause;
-        }
-    }
-    causes
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_repeated_cause_is_printed_once() {
-        let refused = std::io::Error::other("connection refused");
-        let error = anyhow::Error::new(refused).context("tcp: connection refused").context("cannot connect");
-        assert_eq!(causes(&error), "cannot connect: tcp: connection refused");
-        let error = anyhow::anyhow!("no route").context("tcp connect error").context("tcp connect error");
-        assert_eq!(causes(&error), "tcp connect error: no route");
-    }
 
     #[test]
     fn certificates_and_handshakes_are_refusals_and_outages_are_not() {

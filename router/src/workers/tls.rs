@@ -9,7 +9,8 @@ use service::discovery::TARGET;
 use service::tls::{ClientFiles, ClientTls, is_server_name};
 
 /// Flags of TLS for connections to workers.
-#[derive(Debug, Clone, Default, clap::Args, Serialize)]
+// Also the raw settings: none of them has a default.
+#[derive(Debug, Clone, Default, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "TLS")]
 pub struct WorkerTlsFlags {
     /// The authority that signed the workers' certificates, PEM; needed for workers at https:// addresses
@@ -40,13 +41,6 @@ pub struct WorkerTls {
     pub target: ClientTls,
 }
 
-impl From<ClientTls> for WorkerTls {
-    /// The same settings for workers of both roles.
-    fn from(tls: ClientTls) -> Self {
-        Self { draft: tls.clone(), target: tls }
-    }
-}
-
 impl WorkerTls {
     /// The settings for a worker that discovery lists in this role.
     pub fn of(&self, role: &str) -> &ClientTls {
@@ -54,17 +48,7 @@ impl WorkerTls {
     }
 }
 
-/// Raw settings of TLS for connections to workers.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct RawWorkerTls {
-    worker_ca: Option<PathBuf>,
-    worker_cert: Option<PathBuf>,
-    worker_key: Option<PathBuf>,
-    worker_name: Option<String>,
-    target_name: Option<String>,
-}
-
-impl RawWorkerTls {
+impl WorkerTlsFlags {
     /// Returns the TLS settings; `None` without an authority, or if there was a fault.
     pub fn validate(&self, faults: &mut Faults) -> Option<WorkerTls> {
         let [ca, cert, key] = [&self.worker_ca, &self.worker_cert, &self.worker_key].map(Option::as_deref);
@@ -93,10 +77,10 @@ mod tests {
     use super::*;
 
     /// What is wrong with these settings and this name of workers and of targets.
-    fn faults(raw: RawWorkerTls, name: &str) -> String {
+    fn faults(raw: WorkerTlsFlags, name: &str) -> String {
         let mut faults = Faults::new();
         let (worker_name, target_name) = (Some(name.to_owned()), Some(name.to_owned()));
-        RawWorkerTls { worker_name, target_name, ..raw }.validate(&mut faults);
+        WorkerTlsFlags { worker_name, target_name, ..raw }.validate(&mut faults);
         faults.finish().unwrap_err().to_string()
     }
 
@@ -106,9 +90,9 @@ mod tests {
         let ca = directory.path().join("ca.pem");
         let authority = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         std::fs::write(&ca, authority.cert.pem()).unwrap();
-        let with_ca = RawWorkerTls { worker_ca: Some(ca), ..RawWorkerTls::default() };
+        let with_ca = WorkerTlsFlags { worker_ca: Some(ca), ..WorkerTlsFlags::default() };
         for (faults, expected) in [
-            (faults(RawWorkerTls::default(), "workers.test"), "needs --worker-ca FILE as well"),
+            (faults(WorkerTlsFlags::default(), "workers.test"), "needs --worker-ca FILE as well"),
             (faults(with_ca, "no name at all"), "is no name or address that a certificate can have"),
         ] {
             for field in ["worker_name", "target_name"] {

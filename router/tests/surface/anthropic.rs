@@ -120,6 +120,7 @@ const REFUSED: &str = r#"{"max_tokens": 0} | 400 | invalid_request_error | max_t
 {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "x"}]}]} | 400 | invalid_request_error | messages[0].content[0].tool_use_id is `1`, which matches no earlier call
 {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": 5}]}]} | 400 | invalid_request_error | messages[0].content[0].content must be a string or a list of text blocks
 {"thinking": {"type": "perhaps"}} | 400 | invalid_request_error | thinking.type must be one of enabled, adaptive, disabled, not `perhaps`
+{"messages": [{"role": "user", "content": [{"type": "tool_reference", "tool_name": "f"}]}]} | 400 | invalid_request_error | must be a text block, not one of type `tool_reference`
 {"thinking": "enabled"} | 400 | invalid_request_error | thinking
 {"output_config": {"format": {"type": "json_schema"}}} | 400 | invalid_request_error | output_config.format.schema is required
 {"output_config": {"format": {"type": "xml"}}} | 400 | invalid_request_error | output_config.format.type must be one of text, json_object, json_schema, not `xml`
@@ -137,6 +138,7 @@ const OFF: &str = r#"{"tools": [], "tool_choice": {"type": "auto"}, "thinking": 
 {"thinking": {"type": "adaptive"}, "output_config": {"effort": null, "format": null}}
 {"thinking": {"type": "adaptive", "display": "summarized"}, "output_config": {}}
 {"container": "", "mcp_servers": [], "output_format": null}
+{"diagnostics": {"previous_message_id": null}, "output_config": {"task_budget": {"type": "tokens", "total": 64000}}}
 {"speed": "fast", "thinking": null, "output_config": null, "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}"#;
 
 #[tokio::test]

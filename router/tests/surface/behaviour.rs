@@ -418,6 +418,20 @@ async fn streams_end_with_an_error_after_the_grace_period() {
     assert_eq!(chunks(&events).last().unwrap()["error"]["code"], "draining");
 }
 
+/// The scheduler ends with the process, and a stream may see that first.
+#[tokio::test]
+async fn a_stream_that_the_scheduler_closes_at_the_end_of_the_process_says_so() {
+    let router = TestRouter::start();
+    router.lanes.set_script(Script::Vanish);
+    let mut stream = router.open(COMPLETIONS, &completion(json!({ "stream": true }))).await;
+    router.state.lifetime.shut_down(std::time::Duration::ZERO).await;
+    let mut last = String::new();
+    while let Some(event) = stream.next().await {
+        last = String::from_utf8(event.unwrap().to_vec()).unwrap();
+    }
+    assert!(last.contains(r#""code":"draining""#), "{last}");
+}
+
 #[tokio::test]
 async fn an_idle_stream_is_kept_alive() {
     let router = TestRouter::start();

@@ -1,19 +1,26 @@
-//! A whole response counts as buffered until its body has been sent or dropped, in every API.
+//! A whole response counts as buffered until its body has been sent or dropped, in every API, and a request's
+//! body while it is read.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::body::Body;
-use futures::StreamExt as _;
+use futures::{StreamExt as _, stream};
 use http::Request;
 use router::error::RouterError;
-use router::pipeline::response_memory::{BUFFERED_BYTES_MAX, MemoryReservation, RESPONSE_BYTES_MAX};
+use router::pipeline::buffer_memory::{
+    BUFFERED_BYTES_MAX, BufferMemory, MemoryReservation, RESPONSE_BYTES_MAX,
+};
 use serde_json::{Value, json};
 
 use crate::client::{MODEL, TestRouter};
 use crate::fake_lanes::Script;
 
-/// Tries to reserve all memory for responses that are not streamed.
-fn all_memory(router: &TestRouter) -> Result<Vec<MemoryReservation>, RouterError> {
+/// Tries to reserve all memory.
+fn all_of(memory: &BufferMemory) -> Result<Vec<MemoryReservation>, RouterError> {
     let reservations = (0..BUFFERED_BYTES_MAX / RESPONSE_BYTES_MAX).map(|_| -> Result<_, RouterError> {
-        let mut reservation = router.state.response_memory.reserve();
+        let mut reservation = memory.reserve();
         reservation.grow(RESPONSE_BYTES_MAX)?;
         Ok(reservation)
     });
@@ -22,7 +29,7 @@ fn all_memory(router: &TestRouter) -> Result<Vec<MemoryReservation>, RouterError
 
 /// Fails while a response counts as buffered.
 fn reserve_all(router: &TestRouter) -> Result<(), RouterError> {
-    all_memory(router).map(drop)
+    all_of(&router.state.response_memory).map(drop)
 }
 
 #[tokio::test]
@@ -63,6 +70,61 @@ async fn an_echoed_prompt_counts_also_in_a_stream() {
     drop(unread);
 }
 
+/// Choices that are ahead of the prompt's log probabilities wait for them.
+#[tokio::test]
+async fn events_that_wait_for_the_scored_prompt_count() {
+    let router = TestRouter::start();
+    router.lanes.set_script(Script::ScoreLate(" fine".to_owned()));
+    let body = json!({
+        "model": MODEL, "prompt": "one two three", "echo": true, "logprobs": 1, "stream": true, "n": 3,
+    });
+    let last = async |is_full: bool| {
+        let mut stream = router.open("/v1/completions", &body).await;
+        let mut others = Vec::new();
+        for num_bytes in [1 << 20, 1 << 10, 1 << 4].into_iter().filter(|_| is_full) {
+            loop {
+                let mut other = router.state.response_memory.reserve();
+                if other.grow(num_bytes).is_err() {
+                    break;
+                }
+                others.push(other);
+            }
+        }
+        let mut last = String::new();
+        while let Some(event) = stream.next().await {
+            last = String::from_utf8(event.unwrap().to_vec()).unwrap();
+        }
+        last
+    };
+    let failed = last(true).await;
+    assert!(failed.contains("the memory for buffered responses"), "{failed}");
+    let complete = last(false).await;
+    assert!(complete.contains("[DONE]"), "{complete}");
+    assert_eq!(reserve_all(&router), Ok(()));
+}
+
+/// The events at the end of a streamed response repeat its log probabilities.
+#[tokio::test]
+async fn log_probabilities_of_a_streamed_response_count() {
+    let router = TestRouter::start().with_reply(" fine");
+    let all = all_of(&router.state.response_memory).unwrap();
+    let last_event = async |include: Value| {
+        let body = json!({ "model": MODEL, "input": "hi", "stream": true, "include": include });
+        let answer = router.post("/v1/responses", body.to_string()).await;
+        let data =
+            answer.text().lines().rev().find_map(|line| line.strip_prefix("data: ").map(str::to_owned));
+        serde_json::from_str::<Value>(&data.unwrap()).unwrap()
+    };
+    let failed = last_event(json!(["message.output_text.logprobs"])).await;
+    assert_eq!(failed["type"], "response.failed");
+    let message = failed["response"]["error"]["message"].as_str().unwrap();
+    assert!(message.contains("the memory for buffered responses"), "{message}");
+    assert_eq!(last_event(json!([])).await["type"], "response.completed");
+    drop(all);
+    assert_eq!(last_event(json!(["message.output_text.logprobs"])).await["type"], "response.completed");
+    assert_eq!(reserve_all(&router), Ok(()));
+}
+
 #[tokio::test]
 async fn an_echo_beyond_the_limit_is_refused_by_name_and_the_next_request_works() {
     let router = TestRouter::start().with_reply(" fine");
@@ -88,8 +150,50 @@ async fn a_stored_response_counts_while_it_is_read() {
     let unread = router.open_request(Request::get(&path).body(Body::empty()).unwrap()).await;
     assert!(matches!(reserve_all(&router), Err(RouterError::Overloaded { .. })));
     drop(unread);
-    let all = all_memory(&router).unwrap();
+    let all = all_of(&router.state.response_memory).unwrap();
     assert_eq!(router.get(&path).await.status, 429);
     drop(all);
     assert_eq!(router.get(&path).await.json(), stored);
+}
+
+#[tokio::test]
+async fn bodies_that_are_being_read_have_a_limit_together() {
+    let router = TestRouter::start().with_reply(" fine");
+    let message = json!({ "role": "user", "content": "hi" });
+    let bodies = [
+        ("/v1/chat/completions", json!({ "model": MODEL, "messages": [message] })),
+        ("/v1/responses", json!({ "model": MODEL, "input": "hi" })),
+        ("/v1/messages", json!({ "model": MODEL, "messages": [message], "max_tokens": 9 })),
+        ("/tokenize", json!({ "model": MODEL, "prompt": "hi" })),
+    ];
+    let all = all_of(&router.state.body_memory).unwrap();
+    for (path, body) in &bodies {
+        let refused = router.post_json(path, body).await;
+        assert_eq!(refused.status, 429, "{path}");
+        assert_eq!(refused.headers["retry-after"], "1", "{path}");
+        assert!(refused.text().contains("the memory for request bodies is full"), "{}", refused.text());
+    }
+    drop(all);
+    for (path, body) in &bodies {
+        assert_eq!(router.post_json(path, body).await.status, 200, "{path}");
+        assert!(all_of(&router.state.body_memory).is_ok(), "{path}: a body that was read no longer counts");
+    }
+}
+
+/// A client that is still writing when its connection closes would not read the answer.
+#[tokio::test]
+async fn a_body_that_finds_no_memory_is_still_read_to_its_end() {
+    let router = TestRouter::start();
+    let all = all_of(&router.state.body_memory).unwrap();
+    let num_read = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&num_read);
+    let parts = stream::iter(["{\"model\": \"m\"", ", \"prompt\"", ": \"x\"}"]).map(move |part| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        Ok::<_, Infallible>(part)
+    });
+    let request = Request::post("/v1/completions").header("content-type", "application/json");
+    let refused = router.send(request.body(Body::from_stream(parts)).unwrap()).await;
+    assert_eq!((refused.status.as_u16(), num_read.load(Ordering::Relaxed)), (429, 3), "{}", refused.text());
+    drop(all);
+    assert!(all_of(&router.state.body_memory).is_ok(), "what it reserved is free again");
 }

@@ -23,7 +23,7 @@ use router::console::console_app;
 use router::console::pair::PairCheck;
 use router::metrics::RouterMetrics;
 use router::pipeline::AppState;
-use router::pipeline::response_memory::ResponseMemory;
+use router::pipeline::buffer_memory::BufferMemory;
 use router::pipeline::response_store::ResponseStore;
 use router::request::Auth;
 use router::request_log::RequestLog;
@@ -164,8 +164,10 @@ impl TestRouter {
             objectives: Arc::new([("batch".to_owned(), 200)].into()),
             tokenize,
             request_log: None,
+            access_log: false,
             keep_alive: KEEP_ALIVE,
-            response_memory: ResponseMemory::default(),
+            response_memory: BufferMemory::of_responses(),
+            body_memory: BufferMemory::of_request_bodies(),
             responses: ResponseStore::default(),
             lifetime,
         };
@@ -185,6 +187,12 @@ impl TestRouter {
     pub(crate) fn with_request_log(self, path: &Path) -> Self {
         let log = RequestLog::start(path, 1 << 20, &self.state.lifetime, self.state.metrics.request_log());
         let state = AppState { request_log: Some(log.unwrap()), ..self.state };
+        Self { app: http_app(state.clone(), AllowedHosts::Any), state, ..self }
+    }
+
+    /// Writes a line to the log for each request.
+    pub(crate) fn with_access_log(self) -> Self {
+        let state = AppState { access_log: true, ..self.state };
         Self { app: http_app(state.clone(), AllowedHosts::Any), state, ..self }
     }
 

@@ -7,6 +7,7 @@ use http::Request;
 use serde_json::{Value, json};
 
 use crate::client::{MODEL, TestRouter, merged, post};
+use crate::fake_lanes::Script;
 
 const GENERATE: &str = "/console/generate";
 const MODELS: &str = "/console/models";
@@ -91,6 +92,21 @@ async fn bad_requests_get_the_same_errors_as_on_the_client_api() {
     }
     let form = Request::post(GENERATE).header("content-type", "text/plain").body(Body::from("{}")).unwrap();
     assert_eq!(router.console(form).await.status, 415, "a page of another origin may send this one");
+}
+
+#[tokio::test]
+async fn a_panic_fails_only_its_request() {
+    let router = TestRouter::start();
+    router.lanes.set_script(Script::Panic);
+    let answer = router.console(generate_request(json!({}))).await;
+    assert_eq!(answer.status, 500, "{}", answer.text());
+    let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("the request handler panicked"), "{message}");
+    let page = router.metrics().await;
+    assert!(page.contains(r#"outrider_requests_total{protocol="http",outcome="internal"} 1"#), "{page}");
+    let router = router.with_reply(" fine");
+    assert_eq!(router.console(generate_request(json!({}))).await.status, 200);
+    assert_eq!(router.state.admission.available(), 1_024, "the failed request returned its permit");
 }
 
 #[tokio::test]

@@ -218,8 +218,11 @@ async fn requests_of_the_codex_cli_are_accepted() {
         "type": "namespace", "name": "mcp__files", "description": "Tools in the mcp__files namespace.",
         "tools": [shell],
     });
+    let web_search = json!({ "type": "web_search", "external_web_access": false });
+    let image_generation = json!({ "type": "image_generation", "output_format": "png" });
     let body = json!({
-        "model": MODEL, "instructions": "You edit files.", "tools": [shell, tool(), namespace],
+        "model": MODEL, "instructions": "You edit files.",
+        "tools": [shell, tool(), web_search, image_generation, namespace],
         "tool_choice": "auto",
         "input": [message("developer", "Be brief."), message("user", "hi")], "parallel_tool_calls": false,
         "reasoning": null, "store": false, "stream": true, "include": ["reasoning.encrypted_content"],
@@ -228,4 +231,10 @@ async fn requests_of_the_codex_cli_are_accepted() {
     let last = events(&router, &body).await.pop().unwrap();
     assert_eq!(last["type"], "response.completed");
     assert_eq!(last["response"]["output"][1]["input"], PATCH);
+    assert_eq!(last["response"]["tools"], body["tools"]);
+    // The model is not told of what only OpenAI's servers run.
+    let prompt_ids = router.lanes.take_one().prompt_ids;
+    let without = merged(body, &json!({ "tools": [shell, tool(), namespace] }));
+    events(&router, &without).await;
+    assert_eq!(router.lanes.take_one().prompt_ids, prompt_ids);
 }

@@ -54,7 +54,7 @@ async fn errors_repeat_only_part_of_a_long_value() {
         (CHAT, json!({ "temperature": long }), "expected f64 at line 1 column"),
         (CHAT, json!({ long.as_str(): 1 }), "is not a field of this endpoint, at line 1 column"),
         (CHAT, json!({ "response_format": { "type": long } }), "response_format.type must be one of"),
-        (RESPONSES, json!({ "previous_response_id": long }), "was deleted or evicted"),
+        (RESPONSES, json!({ "previous_response_id": long }), "is not stored at this router"),
         (
             RESPONSES,
             json!({ "input": [{ "role": "user", "content": "x", long.as_str(): 1 }] }),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use async_trait::async_trait;
 use router::error::RouterError;
 use router::generation::{
-    CommittedTokens, Delivery, Drain, DrainState, GenerationEvent, GenerationRequest, GenerationService,
+    CommittedTokens, Drain, DrainState, GenerationEvent, GenerationRequest, GenerationService,
     GenerationSink, GenerationStream, RolloutOrder, SpeculationUsage, channel,
 };
 use scheduling::draft_score::PairedReport;
@@ -209,7 +209,7 @@ async fn flood(lanes: &FakeLanes, prompt_idx: usize, sink: &GenerationSink) {
     let span = demo_encode(" flood");
     loop {
         let tokens = committed(None, 0, (0, &span), SpeculationUsage::default());
-        if sink.send(GenerationEvent::Tokens(tokens)) == Delivery::Cancelled {
+        if !sink.send(GenerationEvent::Tokens(tokens)) {
             break lanes.state().cancelled.push((prompt_idx, 0));
         }
         lanes.state().num_delivered += 1;
@@ -225,7 +225,7 @@ fn score_prompt(generation: &GenerationRequest, sink: &GenerationSink) {
     let half = entries.len() / 2;
     for (start, entries) in [(1, &entries[..half]), (half.max(1), &entries[half.max(1) - 1..])] {
         let part = PromptLogprobs { start: start as u32, entries: entries.to_vec() };
-        assert_eq!(sink.send(GenerationEvent::PromptLogprobs(part)), Delivery::Delivered);
+        assert!(sink.send(GenerationEvent::PromptLogprobs(part)));
     }
 }
 
@@ -257,7 +257,7 @@ fn generate(
         usage.draft_tokens += span_len as u64 - 1;
         usage.accepted_tokens += num_drafted;
         let tokens = committed(spec.logprobs, choice, (span_idx * span_len, span), usage);
-        if sink.send(GenerationEvent::Tokens(tokens)) == Delivery::Cancelled {
+        if !sink.send(GenerationEvent::Tokens(tokens)) {
             return false;
         }
         if !matches!(script, Script::Reply(_) | Script::ScoreLate(_)) {

@@ -57,23 +57,26 @@ async fn earlier_calls_are_the_same_prompt_in_both_forms() {
     let router = router_with(TEMPLATE).with_reply(" fine");
     let function = json!({ "name": "get_weather", "arguments": "{\"city\": \"Bern\"}" });
     let (user, no_call) = (json!({ "role": "user", "content": "hi" }), json!("none"));
-    let older = json!([
-        user,
-        { "role": "assistant", "content": null, "function_call": function },
-        { "role": "function", "name": "get_weather", "content": "sun" },
-        { "role": "assistant", "content": "It shines.", "function_call": null },
-    ]);
-    let call = json!({ "id": "call_1", "type": "function", "function": function });
-    let newer = json!([
-        user,
-        { "role": "assistant", "content": null, "tool_calls": [call] },
-        { "role": "tool", "name": "get_weather", "tool_call_id": "call_1", "content": "sun" },
-        { "role": "assistant", "content": "It shines." },
-    ]);
-    router.ok(CHAT, &chat(json!({ "messages": older, "function_call": no_call }))).await;
-    let prompt = router.lanes.take_one().prompt_ids;
-    router.ok(CHAT, &chat(json!({ "messages": newer }))).await;
-    assert_eq!(router.lanes.take_one().prompt_ids, prompt);
+    // A function may return nothing.
+    for (result, text) in [(json!("sun"), "sun"), (json!(null), "")] {
+        let older = json!([
+            user,
+            { "role": "assistant", "content": null, "function_call": function },
+            { "role": "function", "name": "get_weather", "content": result },
+            { "role": "assistant", "content": "It shines.", "function_call": null },
+        ]);
+        let call = json!({ "id": "call_1", "type": "function", "function": function });
+        let newer = json!([
+            user,
+            { "role": "assistant", "content": null, "tool_calls": [call] },
+            { "role": "tool", "name": "get_weather", "tool_call_id": "call_1", "content": text },
+            { "role": "assistant", "content": "It shines." },
+        ]);
+        router.ok(CHAT, &chat(json!({ "messages": older, "function_call": no_call }))).await;
+        let prompt = router.lanes.take_one().prompt_ids;
+        router.ok(CHAT, &chat(json!({ "messages": newer }))).await;
+        assert_eq!(router.lanes.take_one().prompt_ids, prompt, "{result}");
+    }
 }
 
 #[tokio::test]

@@ -58,6 +58,13 @@ async fn debug_lanes_requires_the_operator_address() {
             "shadows": { "share": 0.0, "dropped": {}, "drafts": [] }
         })
     );
+    for (origin, status) in [("http://evil.example", 403), ("http://127.0.0.1:8002", 200)] {
+        let mut of_a_page = debug_request();
+        for (name, value) in [("origin", origin), ("host", "127.0.0.1:8002")] {
+            of_a_page.headers_mut().insert(name, value.parse().unwrap());
+        }
+        assert_eq!(router.admin(of_a_page).await.status, status, "{origin}");
+    }
     let router = TestRouter::with_keys("sk-one\nsk-operator admin=true\n");
     assert_eq!(router.admin(debug_request()).await.status, 401);
     for (key, status) in [("Bearer sk-one", 403), ("Bearer sk-operator", 200)] {

@@ -15,24 +15,29 @@ fn numbers() -> [String; 3] {
     [of_256_bits.to_owned(), "7".repeat(400), "-9223372036854775809".to_owned()]
 }
 
-/// A body for each form of a conversation, with a call with these arguments.
-fn bodies_with_call(arguments: &str) -> [(&'static str, Value); 4] {
+/// A body for each form of a conversation, with a call with these arguments: a JSON text, or an object, which
+/// OpenAI's forms accept as well.
+fn bodies_with_call(arguments: &str) -> Vec<(&'static str, Value)> {
     let user = json!({ "role": "user", "content": "hi" });
-    let function = json!({ "name": "get_weather", "arguments": arguments });
-    let calls = json!([{ "id": "1", "type": "function", "function": function }]);
-    let newer = json!({ "role": "assistant", "content": "a", "tool_calls": calls });
-    let older = json!({ "role": "assistant", "content": "a", "function_call": function });
-    let item =
-        json!({ "type": "function_call", "call_id": "1", "name": "get_weather", "arguments": arguments });
-    let input: Value = serde_json::from_str(arguments).unwrap();
-    let block = json!({ "type": "tool_use", "id": "1", "name": "get_weather", "input": input });
+    let object: Value = serde_json::from_str(arguments).unwrap();
+    let mut bodies = Vec::new();
+    for arguments in [json!(arguments), object.clone()] {
+        let function = json!({ "name": "get_weather", "arguments": arguments });
+        let calls = json!([{ "id": "1", "type": "function", "function": function }]);
+        let newer = json!({ "role": "assistant", "content": "a", "tool_calls": calls });
+        let older = json!({ "role": "assistant", "content": "a", "function_call": function });
+        let item =
+            json!({ "type": "function_call", "call_id": "1", "name": "get_weather", "arguments": arguments });
+        bodies.extend([
+            (CHAT, json!({ "model": MODEL, "messages": [user, newer, user] })),
+            (CHAT, json!({ "model": MODEL, "messages": [user, older, user] })),
+            (RESPONSES, json!({ "model": MODEL, "input": [user, item, user] })),
+        ]);
+    }
+    let block = json!({ "type": "tool_use", "id": "1", "name": "get_weather", "input": object });
     let message = json!({ "role": "assistant", "content": [block] });
-    [
-        (CHAT, json!({ "model": MODEL, "messages": [user, newer, user] })),
-        (CHAT, json!({ "model": MODEL, "messages": [user, older, user] })),
-        (RESPONSES, json!({ "model": MODEL, "input": [user, item, user] })),
-        (MESSAGES, json!({ "model": MODEL, "max_tokens": 5, "messages": [user, message, user] })),
-    ]
+    bodies.push((MESSAGES, json!({ "model": MODEL, "max_tokens": 5, "messages": [user, message, user] })));
+    bodies
 }
 
 /// The text of the only prompt that was submitted, and its number of tokens that end a message.

@@ -15,8 +15,15 @@ use crate::fake_lanes::Script;
 /// Contained in every text of this test, and in nothing else.
 const SECRET: &str = "xyzzy";
 
+/// What a subscriber has written.
 #[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Lines {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
 
 impl io::Write for Lines {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -45,7 +52,7 @@ async fn prompts_and_answers_are_never_logged() {
         .with_writer(lines.clone())
         .finish();
     let _here = tracing::subscriber::set_default(subscriber);
-    let router = TestRouter::start();
+    let router = TestRouter::start().with_access_log();
     let (completions, chat) = ("/v1/completions", "/v1/chat/completions");
     let completion =
         json!({ "model": MODEL, "prompt": SECRET, "stop": [SECRET], "user": SECRET, "echo": true });
@@ -82,8 +89,9 @@ async fn prompts_and_answers_are_never_logged() {
         let answer = router.send(post(completions, body)).await;
         assert!(answer.status.is_client_error(), "{}", answer.text());
     }
-    let written = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let written = lines.text();
     assert!(written.contains("a request failed"), "no failure was logged:\n{written}");
+    assert!(written.contains("router::access"), "no request was logged:\n{written}");
     let unavailable = written.lines().find(|line| line.contains("a request was not completed")).unwrap();
     for expected in ["WARN", "\"unavailable\"", "mine-7", "\"chatcmpl-"] {
         assert!(unavailable.contains(expected), "{expected} is not in {unavailable}");

@@ -3,7 +3,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's harness fails by panicking")]
 
+mod access_log;
 mod admission;
+mod allowed_tools;
 mod anthropic;
 mod bad_constraints;
 mod bad_input;
@@ -30,6 +32,7 @@ mod json_values;
 mod lanes;
 mod large_integers;
 mod listeners;
+mod log_filter;
 mod logs;
 mod models;
 mod prediction;
@@ -37,6 +40,7 @@ mod prefill;
 mod reasoning_effort;
 mod replay;
 mod request_log;
+mod response_logprobs;
 mod responses;
 mod rollout;
 mod several_prompts;

@@ -3,8 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::calls_or_json::submitted_schema;
-use crate::client::{MAX_MODEL_LEN, MODEL, RESPONSES, TestRouter, demo_encode, merged, post};
+use crate::client::{MAX_MODEL_LEN, MODEL, RESPONSES, TestRouter, demo_encode, demo_text, merged, post};
 use crate::fake_lanes::Script;
+use crate::tools::router_with;
 use router::error::RouterError;
 
 const COUNT: &str = "/v1/responses/input_tokens";
@@ -237,6 +238,24 @@ async fn items_are_read_like_messages() {
     assert_eq!(router.lanes.take_one().prompt_ids, prompt);
 }
 
+/// The Codex CLI has a second name for the parts of reasoning.
+#[tokio::test]
+async fn reasoning_is_read_by_both_names_of_its_parts() {
+    const TEMPLATE: &str = "{% for m in messages %}[{{ m.reasoning_content }}]{{ m.content }}{% endfor %}";
+    let router = router_with(TEMPLATE).with_reply(" fine");
+    for kind in ["reasoning_text", "text"] {
+        let items = json!([
+            { "role": "user", "content": "hi" },
+            { "type": "reasoning", "summary": [], "encrypted_content": null, "content": [{ "type": kind, "text": "hm" }] },
+            { "role": "assistant", "content": "ho" },
+            { "role": "user", "content": "more" },
+        ]);
+        router.ok(RESPONSES, &request(json!({ "input": items }))).await;
+        let prompt = router::detokenize::decode(&demo_text(), &router.lanes.take_one().prompt_ids);
+        assert!(prompt.contains("[hm]ho"), "{kind}: {prompt}");
+    }
+}
+
 #[tokio::test]
 async fn items_of_stored_responses_may_be_referenced() {
     let router = TestRouter::start().with_reply(" fine");
@@ -268,7 +287,8 @@ async fn items_of_stored_responses_may_be_referenced() {
 
 /// Additional fields, `param` and part of the message.
 const REFUSED: &str = r#"{"input": null} | input | input is required
-{"input": 5} | input | input must be a string or a list of items
+{"input": 5} | input | input: invalid type: integer `5`, expected a string or a list of items
+{"input": ["hi"]} | input[0] | expected an item, which is an object
 {"input": []} | input | input must not be empty
 {"input": [{"type": "computer_call"}]} | input[0] | must be of type message, function_call, custom_tool_call, tool_search_call, their outputs (function_call_output, custom_tool_call_output, tool_search_output), additional_tools, reasoning or item_reference, not `computer_call`
 {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]} | input[0].call_id | input[0].call_id is required
@@ -284,7 +304,8 @@ const REFUSED: &str = r#"{"input": null} | input | input is required
 {"tools": [{"type": "function", "name": "f"}]} | tools | chat template has no supported tool call format
 {"tools": 5} | tools | invalid type
 {"tools": [5]} | tools[0].type | must be `function`
-{"tools": [{"type": "web_search"}]} | tools[0].type | must be `function`, `custom` or
+{"tools": [{"type": "code_interpreter"}]} | tools[0].type | must be `function`, `custom` or
+{"tools": [{"type": "web_search"}], "tool_choice": "required"} | tools[0].type | must be `function`, `custom` or
 {"tools": [{"type": "tool_search"}]} | tools[0].execution | must be client
 {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "tool_search", "execution": "client", "name": "s"}]}]} | tools[0].tools[0].type | must be `function`
 {"input": [{"type": "tool_search_call", "call_id": "1", "arguments": "x"}]} | input[0].arguments | must be a JSON object
@@ -325,21 +346,25 @@ const REFUSED: &str = r#"{"input": null} | input | input is required
 {"text": {"verbosity": "high"}} | text.verbosity | is not supported
 {"reasoning": "high"} | reasoning | expected an object
 {"reasoning": {"effort": 5}} | reasoning.effort | expected a string
-{"reasoning": {"summary": "detailed"}} | reasoning.summary | reasoning.summary is not supported
+{"reasoning": {"summary": "long"}} | reasoning.summary | must be one of auto, concise, detailed, not `long`
+{"reasoning": {"generate_summary": ""}} | reasoning.generate_summary | must be one of auto, concise, detailed
 {"reasoning": {"context": "all_turns"}} | reasoning.context | reasoning.context is not supported
 {"reasoning": {"mode": "pro"}} | reasoning.mode | reasoning.mode is not supported
-{"include": ["message.output_text.logprobs"]} | include | include is not supported
+{"include": ["reasoning.encrypted_content", "x"]} | include[1] | `x` is not supported: leave it out
+{"include": "x"} | include | expected a sequence
+{"top_logprobs": 1} | top_logprobs | only allowed when include has message.output_text.logprobs
+{"top_logprobs": 21, "include": ["message.output_text.logprobs"]} | top_logprobs | between 0 and 20, not 21
 {"background": true} | background | background is not supported
 {"truncation": "often"} | truncation | truncation must be one of auto, disabled, not `often`
 {"text": {"format": {"type": "json_schema"}}} | text.format.schema | text.format.schema is required
 {"max_output_tokens": 0} | max_output_tokens | must be at least 1
 {"temperature": 3} | temperature | between 0 and 2, not 3
 {"colour": 1} | colour | not a field of this endpoint
-{"previous_response_id": "resp_0"} | previous_response_id | is not stored here"#;
+{"previous_response_id": "resp_0"} | previous_response_id | send the whole conversation as `input`"#;
 
-/// Values that request nothing.
+/// Values that request nothing, or that clients send by default and that have no effect.
 const OFF: &str = r#"{"tools": [], "tool_choice": "auto", "text": {"format": {"type": "text"}, "verbosity": "medium"}, "parallel_tool_calls": false, "truncation": "disabled",
-    "prompt_cache_options": {"mode": "explicit"}, "include": ["reasoning.encrypted_content"], "reasoning": {"effort": null, "summary": "auto"}, "top_logprobs": 0, "background": false, "conversation": ""}"#;
+    "prompt_cache_options": {"mode": "explicit"}, "include": ["reasoning.encrypted_content"], "reasoning": {"effort": null, "summary": "auto", "generate_summary": "detailed"}, "top_logprobs": 0, "stream_options": {"include_obfuscation": true}, "background": false, "conversation": ""}"#;
 
 #[tokio::test]
 async fn bad_input_is_refused_by_name_and_the_next_request_works() {

@@ -108,3 +108,19 @@ async fn one_trace_leads_from_the_client_to_the_lane() {
         assert_eq!(child.parent_span_id, request.span_context.span_id());
     }
 }
+
+#[tokio::test]
+async fn a_request_of_the_console_continues_its_trace() {
+    let provider = SdkTracerProvider::builder().build();
+    let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
+    let _subscriber = tracing::subscriber::set_default(tracing_subscriber::registry().with(layer));
+
+    let router = TestRouter::start().with_reply(" fine");
+    let body = json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hi" }] });
+    let mut request = post("/console/generate", body.to_string());
+    let traceparent = format!("00-{TRACE}-{PARENT}-01");
+    request.headers_mut().insert("traceparent", traceparent.parse().unwrap());
+    assert_eq!(router.console(request).await.status, 200);
+    let propagated = service::telemetry::traceparent_of(&router.lanes.take_one().span).unwrap();
+    assert!(propagated.starts_with(&format!("00-{TRACE}-")), "{propagated}");
+}

@@ -63,6 +63,9 @@ pub(crate) fn built_output(events: &[Value]) -> Value {
                 let item = &mut output[idx];
                 let target = if field == "text" { &mut item["content"][0][field] } else { &mut item[field] };
                 *target = json!(target.as_str().unwrap().to_owned() + event["delta"].as_str().unwrap());
+                if let Some(more) = event["logprobs"].as_array() {
+                    item["content"][0]["logprobs"].as_array_mut().unwrap().extend(more.iter().cloned());
+                }
             }
             "response.content_part.done" => assert_eq!(event["part"], output[idx]["content"][0]),
             "response.output_item.done" => {
@@ -74,7 +77,8 @@ pub(crate) fn built_output(events: &[Value]) -> Value {
                 assert_eq!(event["item"], output[idx]);
             }
             name if name.ends_with("text.done") => {
-                assert_eq!(event["text"], output[idx]["content"][0]["text"])
+                let part = &output[idx]["content"][0];
+                assert_eq!((&event["text"], &event["logprobs"]), (&part["text"], &part["logprobs"]));
             }
             "response.custom_tool_call_input.done" => assert_eq!(event["input"], output[idx]["input"]),
             "response.function_call_arguments.done" => {
@@ -276,6 +280,29 @@ async fn a_conversation_with_calls_is_the_same_prompt_in_all_apis() {
     assert_eq!(got, expect([&one["id"], &two["id"]]).await);
     router.ok(CHAT, &chat(json!({}))).await;
     assert_eq!(prompt(), plain);
+}
+
+/// The tools that a search of Claude Code has found are among the tools of the request.
+#[tokio::test]
+async fn references_to_tools_in_a_result_are_their_names() {
+    let router = router_with(TEMPLATE).with_reply(" fine");
+    let mut prompts = Vec::new();
+    let reference = json!({ "type": "tool_reference", "tool_name": "get_weather" });
+    for content in [
+        json!([{ "type": "text", "text": "found" }, reference]),
+        json!([{ "type": "text", "text": "found" }, { "type": "text", "text": "get_weather" }]),
+    ] {
+        let search = json!({ "type": "tool_use", "id": "1", "name": "get_weather", "input": {} });
+        let result = json!({ "type": "tool_result", "tool_use_id": "1", "content": content });
+        let turns = json!([
+            { "role": "user", "content": "hi" },
+            { "role": "assistant", "content": [search] },
+            { "role": "user", "content": [result] },
+        ]);
+        router.ok(MESSAGES, &message(json!({ "messages": turns }))).await;
+        prompts.push(router.lanes.take_one().prompt_ids);
+    }
+    assert_eq!(prompts[0], prompts[1]);
 }
 
 #[tokio::test]

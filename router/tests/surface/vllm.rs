@@ -9,7 +9,8 @@ use text::{ModelText, asset};
 
 use crate::calls_or_json::submitted_schema;
 use crate::client::{
-    ALIAS, COMPLETIONS, END, MAX_MODEL_LEN, MODEL, TestRouter, demo_encode, demo_text, entry, model_file,
+    ALIAS, COMPLETIONS, END, MAX_MODEL_LEN, MODEL, TestRouter, demo_encode, demo_text, entry, merged,
+    model_file,
 };
 use crate::tools::{TEMPLATE, router_with, weather};
 
@@ -193,13 +194,21 @@ async fn a_truncated_prompt_keeps_its_end() {
 #[tokio::test]
 async fn salts_isolate_prefixes() {
     let router = TestRouter::start().with_reply(" fine");
-    let mut keys = Vec::new();
-    for salt in [Value::Null, json!("a"), json!("b"), json!("a")] {
-        router.ok(COMPLETIONS, &json!({ "model": MODEL, "prompt": "hi", "cache_salt": salt })).await;
-        keys.push(router.lanes.take_one().spec.isolation_key);
+    let messages = json!([{ "role": "user", "content": "hi" }]);
+    for (path, body) in [
+        (COMPLETIONS, json!({ "prompt": "hi" })),
+        ("/v1/responses", json!({ "input": "hi" })),
+        ("/v1/messages", json!({ "messages": messages, "max_tokens": 64 })),
+    ] {
+        let mut keys = Vec::new();
+        for salt in [Value::Null, json!("a"), json!("b"), json!("a")] {
+            let salted = json!({ "model": MODEL, "cache_salt": salt });
+            router.ok(path, &merged(body.clone(), &salted)).await;
+            keys.push(router.lanes.take_one().spec.isolation_key);
+        }
+        assert_eq!(keys[1], keys[3], "{path}");
+        assert!(keys[0] != keys[1] && keys[1] != keys[2] && keys[0] != keys[2], "{path}: {keys:?}");
     }
-    assert_eq!(keys[1], keys[3]);
-    assert!(keys[0] != keys[1] && keys[1] != keys[2] && keys[0] != keys[2], "{keys:?}");
 }
 
 #[tokio::test]
@@ -278,7 +287,7 @@ async fn only_probes_need_no_key() {
     }
     for (name, value) in [("authorization", "Bearer sk-one"), ("x-api-key", "sk-one")] {
         let get = |path: &str| Request::get(path).header(name, value).body(Body::empty()).unwrap();
-        assert_eq!(router.send(get("/version")).await.json()["version"], env!("CARGO_PKG_VERSION"));
+        assert_eq!(router.send(get("/version")).await.json()["version"], service::release::version());
         let body = |model: &str| json!({ "model": model, "prompt": "x" }).to_string();
         let post = |model: &str| {
             let request =

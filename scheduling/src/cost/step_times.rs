@@ -13,7 +13,8 @@ pub struct StepTimePoint {
     /// Number of rows in the forward.
     pub rows: u32,
     /// Number of KV tokens of the sequence.
-    pub kv_tokens: u64,
+    #[serde(rename = "kv_tokens")]
+    pub context: u64,
     /// Measured time.
     pub micros: u64,
 }
@@ -26,7 +27,7 @@ pub struct BatchTimePoint {
     /// Number of rows in the forward, over all sequences.
     pub rows: u32,
     /// Number of KV tokens of each sequence.
-    pub kv_tokens: u64,
+    pub context: u64,
     /// Measured time.
     pub micros: u64,
 }
@@ -39,8 +40,8 @@ impl BatchTimePoint {
 
     /// The forward that was measured.
     pub fn forward(&self) -> ForwardShape {
-        let Self { sequences, rows, kv_tokens, .. } = *self;
-        ForwardShape { rows: rows.into(), sequences: sequences.into(), context: kv_tokens as f64 }
+        let Self { sequences, rows, context, .. } = *self;
+        ForwardShape { rows: rows.into(), sequences: sequences.into(), context: context as f64 }
     }
 }
 
@@ -91,7 +92,7 @@ pub const PROFILED_ROWS: [u32; 13] = [1, 2, 4, 8, 12, 16, 32, 64, 128, 192, 256,
 const ASSUMED: [(u32, u64); 3] = [(1, 10_000), (16, 12_000), (64, 30_000)];
 
 impl StepTimes {
-    /// Builds step times from measured points, in any order; points with the same `kv_tokens` form one curve.
+    /// Builds step times from measured points, in any order; points with the same context form one curve.
     /// Without points, steps are nearly free.
     pub fn new(points: &[StepTimePoint]) -> Self {
         Self::with_batches(points, &[])
@@ -129,7 +130,7 @@ impl StepTimes {
 
     /// Step times that do not depend on KV, from (rows, microseconds).
     pub(crate) fn of_rows(points: &[(u32, u64)]) -> Self {
-        let point = |&(rows, micros): &(u32, u64)| StepTimePoint { rows, kv_tokens: 0, micros };
+        let point = |&(rows, micros): &(u32, u64)| StepTimePoint { rows, context: 0, micros };
         Self::new(&points.iter().map(point).collect::<Vec<_>>())
     }
 
@@ -182,16 +183,16 @@ impl Curve {
     /// One curve per context length, the shortest first; times never fall with rows.
     fn of_each_context(points: &[StepTimePoint]) -> Vec<Self> {
         let mut sorted = points.to_vec();
-        sorted.sort_by_key(|point| (point.kv_tokens, point.rows));
+        sorted.sort_by_key(|point| (point.context, point.rows));
         let mut curves: Vec<Self> = Vec::new();
         for point in sorted {
             let (rows, micros) = (f64::from(point.rows), point.micros as f64);
             match curves.last_mut() {
-                Some(curve) if curve.context == point.kv_tokens as f64 => {
+                Some(curve) if curve.context == point.context as f64 => {
                     let floor = curve.points.last().map_or(0.0, |last| last.1);
                     curve.points.push((rows, micros.max(floor)));
                 }
-                _ => curves.push(Self { context: point.kv_tokens as f64, points: vec![(rows, micros)] }),
+                _ => curves.push(Self { context: point.context as f64, points: vec![(rows, micros)] }),
             }
         }
         curves
@@ -233,8 +234,8 @@ mod tests {
     use super::*;
     use crate::profile::{PROFILED_BATCH_ROWS, PROFILED_BATCHES};
 
-    fn point(rows: u32, kv_tokens: u64, micros: u64) -> StepTimePoint {
-        StepTimePoint { rows, kv_tokens, micros }
+    fn point(rows: u32, context: u64, micros: u64) -> StepTimePoint {
+        StepTimePoint { rows, context, micros }
     }
 
     #[test]
@@ -278,8 +279,8 @@ mod tests {
         assert!((on_cpu - (1_400.0 + 40.0 * 200.0)).abs() < 5.0, "{on_cpu}");
     }
 
-    fn batch(sequences: u32, rows: u32, kv_tokens: u64, micros: u64) -> BatchTimePoint {
-        BatchTimePoint { sequences, rows, kv_tokens, micros }
+    fn batch(sequences: u32, rows: u32, context: u64, micros: u64) -> BatchTimePoint {
+        BatchTimePoint { sequences, rows, context, micros }
     }
 
     #[test]
@@ -347,7 +348,7 @@ mod tests {
                 .map(|(sequences, each, kv, micros)| batch(sequences, sequences * each, kv * 500, micros))
                 .collect();
             let times = StepTimes::with_batches(&points, &batches);
-            let shortest = points.iter().map(|point| point.kv_tokens as f64).fold(f64::INFINITY, f64::min);
+            let shortest = points.iter().map(|point| point.context as f64).fold(f64::INFINITY, f64::min);
             let forward = ForwardShape { rows, sequences, context: shortest + context };
             let at = times.micros(forward);
             prop_assert!(at > 0.0);
@@ -367,7 +368,7 @@ mod tests {
         ) {
             let points: Vec<_> = points.into_iter().map(|(rows, kv, micros)| point(rows, kv * 500, micros)).collect();
             let times = StepTimes::new(&points);
-            let longest = points.iter().map(|point| point.kv_tokens as f64).fold(0.0, f64::max);
+            let longest = points.iter().map(|point| point.context as f64).fold(0.0, f64::max);
             let context = f64::min(context, longest);
             let at = times.micros(ForwardShape::plain(rows, context));
             prop_assert!(at > 0.0 && times.micros(ForwardShape::plain(rows + more_rows, context)) + 1e-6 >= at);

@@ -4,26 +4,26 @@
 use speculation::sequence::{DueFeed, FEED_LAG};
 
 use super::DraftLength;
-use super::rules::CREDIT_MAX;
+use super::rules::BUDGET_MAX;
 use crate::cost::{ForwardShape, WorkerCost};
 use crate::smoothing::LONG_EWMA_WINDOW;
 
 /// Time that may be spent, in lane rounds.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Credit(pub(super) f64);
+pub(super) struct Budget(pub(super) f64);
 
-impl Credit {
+impl Budget {
     pub(super) fn earn(&mut self, lane_rounds: f64) {
-        self.0 = (self.0 + lane_rounds).min(CREDIT_MAX);
+        self.0 = (self.0 + lane_rounds).min(BUDGET_MAX);
     }
 
-    /// Spends this much, or returns `false` without credit. What exceeds the maximum credit leaves a debt.
+    /// Spends this much, or returns `false` without budget. What exceeds the maximum budget leaves a debt.
     fn pay(&mut self, lane_rounds: f64) -> bool {
-        let has_credit = self.0 >= lane_rounds.min(CREDIT_MAX);
-        if has_credit {
+        let has_budget = self.0 >= lane_rounds.min(BUDGET_MAX);
+        if has_budget {
             self.0 -= lane_rounds;
         }
-        has_credit
+        has_budget
     }
 }
 
@@ -34,7 +34,7 @@ impl DraftLength {
         self.drafting_share >= self.rules.idle_share || self.acceptance_rate().is_none()
     }
 
-    /// Pays for a feed of one sequence at k = 0. Returns `false` without credit for a sequence's first feed
+    /// Pays for a feed of one sequence at k = 0. Returns `false` without budget for a sequence's first feed
     /// or a long one, and in a lane that never chose a k (all its requests fix it). Other feeds leave a debt if
     /// necessary: without them the first one was for nothing.
     ///
@@ -50,9 +50,9 @@ impl DraftLength {
         let round_us = here.draft_wait_us + here.verify_us;
         let lane_rounds = (1.0 + others) * draft.forward_us(feed) / sequences / round_us.max(1.0);
         if due.is_first || due.num_ids > FEED_LAG {
-            return self.feed_credit.pay(lane_rounds);
+            return self.feed_budget.pay(lane_rounds);
         }
-        self.feed_credit.0 -= lane_rounds;
+        self.feed_budget.0 -= lane_rounds;
         true
     }
 
@@ -75,7 +75,7 @@ impl DraftLength {
         let slower =
             (there.draft_wait_us + there.verify_us + catch_up_us) / (here.draft_wait_us + here.verify_us);
         let loss = (slower - there.expected_tokens / here.expected_tokens).max(0.0);
-        if !self.probe_credit.pay(loss) {
+        if !self.probe_budget.pay(loss) {
             return None;
         }
         self.probes += 1;

@@ -64,9 +64,9 @@ pub struct Outlook {
     pub num_leaves: u32,
     /// Expected number of committed tokens per round, including the target's own.
     pub expected_tokens: f64,
-    /// Priced wait for the draft, from table and network delay.
+    /// Priced wait for the draft, from table and network time.
     pub table_draft_us: f64,
-    /// Priced verify time, from table and network delay.
+    /// Priced verify time, from table and network time.
     pub table_verify_us: f64,
     /// Wait for the draft, corrected by measured rounds.
     pub draft_wait_us: f64,

@@ -1,4 +1,4 @@
-//! Price of a round from tables and network delays ([`crate::cost`]). The caller learns the ratio of measured
+//! Price of a round from tables and network times ([`crate::cost`]). The caller learns the ratio of measured
 //! times to it (`residual_filter.rs`).
 
 use super::Load;
@@ -244,12 +244,12 @@ mod tests {
     use super::*;
     use crate::cost::StepTimes;
 
-    /// A worker whose forwards take the same time for any number of rows, without network delay.
+    /// A worker whose forwards take the same time for any number of rows, without network time.
     fn flat(micros: u64) -> WorkerCost {
         remote(micros, Duration::ZERO)
     }
 
-    /// The same behind a network delay.
+    /// The same with a network time.
     fn remote(micros: u64, delay: Duration) -> WorkerCost {
         let mut cost = WorkerCost::new(StepTimes::of_rows(&[(1, micros), (4_096, micros)]));
         (0..5).for_each(|_| cost.observe_wire(delay, Duration::ZERO));
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_stretch_forwards_and_no_network_delay() {
+    fn prompts_stretch_forwards_and_no_network_time() {
         let (mut target, draft, load) = (remote(10_000, Duration::from_millis(20)), flat(4_000), load(8, 8));
         (0..1_000).for_each(|_| target.prompts.observe(10_000.0, Some(5_000.0)));
         let prompts = target.prompts;

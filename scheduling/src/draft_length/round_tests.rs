@@ -52,7 +52,7 @@ fn rounds_that_met_prompts_do_not_count() {
 fn rounds_that_met_no_prompts_are_compared_with_a_price_without_them() {
     let mut prompts = PromptTime::default();
     (0..1_000).for_each(|_| prompts.observe(10_000.0, Some(10_000.0)));
-    // A forward of 10 ms, and the network delay that is assumed.
+    // A forward of 10 ms, and the network time that is assumed.
     let round = RoundTimes { verify: duration(10_300.0), ..LONG_ROUND };
     let learned = learned_from(&round, 0, prompts);
     assert!((learned - 1.0).abs() < 0.01, "{learned}");

@@ -8,8 +8,8 @@ use crate::batch::groups::GroupRules;
 /// Prior probability that a draft worker proposes as much as it is asked for.
 pub(super) const PRIOR_SUPPLY: f64 = 0.98;
 
-/// Maximum saved credit for probes, and for feeds, in lane rounds.
-pub(super) const CREDIT_MAX: f64 = 4.0;
+/// Maximum saved budget for probes, and for feeds, in lane rounds.
+pub(super) const BUDGET_MAX: f64 = 4.0;
 
 /// Parameters of a lane's controller.
 #[derive(Debug, Clone, Copy, PartialEq)]

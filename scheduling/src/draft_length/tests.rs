@@ -472,7 +472,7 @@ fn feeds_keep_to_their_share_of_the_time() {
             run.lane.choose(load, &run.target, &run.draft);
             run.lane.pays_for_feed(DueFeed { num_ids: rows, is_first: true }, &run.draft)
         };
-        // Lane rounds at first spend the credit of a new lane.
+        // Lane rounds at first spend the budget of a new lane.
         (0..20_000).for_each(|_| _ = fed(&mut run));
         (0..20_000).filter(|_| fed(&mut run)).count() as f64
     };

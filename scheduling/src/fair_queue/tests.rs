@@ -199,14 +199,27 @@ fn a_turn_among_many_keys_compares_the_lanes_of_one() {
 #[test]
 fn a_key_is_forgotten_once_it_has_no_more_service_than_a_new_one() {
     let mut turns = Turns::default();
-    for item in 0..100 {
+    for item in 0..=100 {
         turns.push(item.into(), "a", ticket(0, 1.0, 0), item);
     }
-    drain(&mut turns, 0);
-    assert_eq!(turns.keys.len(), 100, "each had a turn more than a new key");
-    for item in 100..102 {
-        turns.push(0, "a", ticket(0, 1.0, 0), item);
+    for item in 0..100 {
+        turns.serve(item);
     }
-    drain(&mut turns, 0);
+    assert_eq!(turns.keys.len(), 101, "each had a turn more than a new key, and an item waits");
+    for item in 101..103 {
+        turns.push(100, "a", ticket(0, 1.0, 0), item);
+    }
+    turns.serve(100);
+    turns.serve(101);
     assert_eq!(turns.keys.len(), 1);
+}
+
+#[test]
+fn an_empty_queue_remembers_no_key() {
+    let mut turns = Turns::default();
+    for item in 0..10_000 {
+        turns.push(item.into(), "a", ticket(0, 1.0, 0), item);
+        turns.serve(item);
+        assert_eq!((turns.keys.len(), turns.turns.len()), (0, 0));
+    }
 }

@@ -72,7 +72,7 @@ impl StepCurve {
     pub fn profiled(&self) -> Vec<StepTimePoint> {
         let point = |context: u32, rows: u32| StepTimePoint {
             rows,
-            kv_tokens: context.into(),
+            context: context.into(),
             micros: self.micros(ForwardRows::even(1, rows, context)) as u64,
         };
         PROFILED_CONTEXTS

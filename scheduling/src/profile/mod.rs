@@ -1,4 +1,4 @@
-//! Description of a pool of workers in a file: forward times, acceptance of drafts, and network delay.
+//! Description of a pool of workers in a file: forward times, acceptance of drafts, and network time.
 //!
 //! The simulator, the `synthetic` engine of the workers and `outrider plan` read it. The router and its
 //! controller never read it; they must learn everything from what workers report. Pure: the text of a file is

@@ -11,6 +11,7 @@ use speculation::{FinishReason, Reply, Role, SequenceId, SequenceSpec, Step, Tok
 
 use super::lanes::{LaneId, LaneKey};
 use super::policy::SpeculationRequest;
+use super::shadows::ShadowEnd;
 use crate::cost::{BatchTimePoint, MAX_REPORTED, StepTimePoint};
 use crate::cpu_share::CpuShare;
 use crate::lookup_rates::LookupSource;
@@ -409,8 +410,8 @@ pub enum Report {
     ShadowDropped {
         /// Its draft.
         draft: Arc<str>,
-        /// The reason in snake_case.
-        reason: &'static str,
+        /// The reason.
+        reason: ShadowEnd,
     },
     /// A rollout ended: its candidate was promoted or rolled back.
     RolloutEnded {

@@ -34,7 +34,7 @@ impl SchedulerState {
     /// it or has moved to another worker.
     pub(super) fn on_draft_answer(&mut self, key: WorkerKey) {
         let Some(worker) = self.workers.get_mut(key) else { return };
-        if worker.draft_health.is_out() {
+        if worker.draft_health.is_silent() {
             self.commands.push(Command::Report(Report::DraftWorkerRecovered(key)));
         }
         worker.draft_health.answered(self.now);

@@ -19,7 +19,7 @@ use crate::draft_length::{DraftLength, JointChoice, LaneView, Load, LookupLength
 use crate::headroom::MeanRound;
 use crate::lookup_rates::{LookupRates, LookupSource};
 use crate::output_length::OutputLengths;
-use crate::smoothing::EWMA_WINDOW;
+use crate::smoothing::{EWMA_WINDOW, toward};
 
 /// Number of lanes from which on a new lane replaces the idle one that was joined least recently. Clients
 /// choose task types, so while all have sequences, new task types without a policy share the lane with an
@@ -355,8 +355,10 @@ impl Lanes {
         let lane = self.lane_mut(id);
         lane.draft_length.observe_verification(judged.num_positions, judged.num_first);
         lane.draft_length.observe_siblings(judged);
-        let before = if lane.context_len > 0.0 { lane.context_len } else { f64::from(len) };
-        lane.context_len = before + (f64::from(len) - before) / EWMA_WINDOW;
+        if lane.context_len == 0.0 {
+            lane.context_len = f64::from(len);
+        }
+        toward(&mut lane.context_len, f64::from(len), EWMA_WINDOW);
     }
 
     /// Records the length of a complete output.

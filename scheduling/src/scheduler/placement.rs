@@ -170,11 +170,11 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_is_out_comes_last_and_a_slow_one_gets_its_part() {
+    fn an_unhealthy_target_comes_last_and_a_slow_one_gets_its_part() {
         let workers = [0, 1].map(|_| worker(Role::Target, "m", "a", &[]));
-        let choose = |loads: [u32; 2], out: Option<u64>, step_us: [f64; 2]| {
+        let choose = |loads: [u32; 2], unhealthy: Option<u64>, step_us: [f64; 2]| {
             let candidates = candidates(&workers, &loads, &[]).map(|candidate| Candidate {
-                is_unhealthy: out == Some(candidate.key.0),
+                is_unhealthy: unhealthy == Some(candidate.key.0),
                 step_us: step_us[candidate.key.0 as usize],
                 ..candidate
             });
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(
             choose([9, 0], Some(0), [1.0, 1.0]),
             Some(1),
-            "the target that was just left comes before one that is out"
+            "the target that was just left comes before an unhealthy one"
         );
         assert_eq!(choose([9, 9], None, [1.0, 1.0]), Some(0));
         let choose = |loads: [u32; 2]| {
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(
             choose("math", &[0]),
             Some(0),
-            "a draft worker that is out is better than none: it may recover"
+            "a silent draft worker is better than none: it may recover"
         );
     }
 }

@@ -134,20 +134,21 @@ impl PolicyConfig {
         }
     }
 
-    /// Returns the policy of a task type, or the default.
+    /// Returns the policy of a task type, or the default. Its maximum is at most that of all lanes.
     pub fn lane(&self, task_type: &str) -> LanePolicy {
-        self.lanes.get(task_type).copied().unwrap_or(LanePolicy {
+        let lane = self.lanes.get(task_type).copied().unwrap_or(LanePolicy {
             max_k: self.max_draft_tokens,
             min_acceptance: 0.0,
             max_batch_for_speculation: None,
             weight: 1.0,
             acceptance: AcceptanceMode::Coupled,
-        })
+        });
+        LanePolicy { max_k: lane.max_k.min(self.max_draft_tokens), ..lane }
     }
 
     /// Maximum draft length of a task type.
     pub fn max_k(&self, task_type: &str) -> u32 {
-        self.lane(task_type).max_k.min(self.max_draft_tokens)
+        self.lane(task_type).max_k
     }
 
     /// Tree size fixed by the request or the operator; `None` leaves it to the lane.

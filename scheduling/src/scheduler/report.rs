@@ -63,7 +63,7 @@ pub struct WorkerReport {
     pub credit_blocks: u64,
     /// KV blocks reserved there.
     pub reserved_blocks: u64,
-    /// Round-trip time without queue and step, microseconds.
+    /// Network time, microseconds.
     pub wire_us: f64,
     /// By position, share of its proposals whose token there was drafted ahead (draft workers).
     pub drafted_ahead: Option<Vec<f64>>,

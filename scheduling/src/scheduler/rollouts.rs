@@ -8,6 +8,7 @@ use speculation::sequence::Event as SequenceEvent;
 use super::Scheduler;
 use super::active::ActiveSequence;
 use super::events::{Command, Report};
+use super::shadows::ShadowEnd;
 use super::state::SchedulerState;
 use crate::rollout::{Preference, Rollout, RolloutOrder, RolloutReport, RolloutStage};
 
@@ -88,7 +89,7 @@ impl Scheduler {
             self.drive(*id, SequenceEvent::Reassign(Role::Draft));
         }
         let on_trial: Vec<_> = self.state.workers.drafts_on_trial().map(|worker| worker.key).collect();
-        self.drop_shadows("rollout_ended", |key| !on_trial.contains(&key));
+        self.drop_shadows(ShadowEnd::RolloutEnded, |key| !on_trial.contains(&key));
         leaving.len()
     }
 }

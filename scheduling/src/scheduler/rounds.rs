@@ -199,15 +199,16 @@ impl SchedulerState {
     /// pays for them.
     fn feeds_draft(&mut self, active: &ActiveSequence) -> bool {
         let id = active.lane.id;
-        let may_be_asked = self.lanes.draft_length_mut(id).keeps_drafts_fed() && !self.is_draft_out(active);
+        let may_be_asked =
+            self.lanes.draft_length_mut(id).keeps_drafts_fed() && !self.is_draft_silent(active);
         let Some(feed) = active.sequence.due_feed(self.now, may_be_asked) else { return false };
         let draft = active.worker_in(&self.workers, Role::Draft);
         draft.is_some_and(|draft| self.lanes.draft_length_mut(id).pays_for_feed(feed, &draft.cost))
     }
 
     /// Whether the sequence's draft worker does not answer. What it is sent would only queue up.
-    fn is_draft_out(&self, active: &ActiveSequence) -> bool {
-        active.worker_in(&self.workers, Role::Draft).is_some_and(|worker| worker.draft_health.is_out())
+    fn is_draft_silent(&self, active: &ActiveSequence) -> bool {
+        active.worker_in(&self.workers, Role::Draft).is_some_and(|worker| worker.draft_health.is_silent())
     }
 
     /// How long a round waits for a proposal that is predicted to take `predicted`.

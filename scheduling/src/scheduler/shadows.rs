@@ -101,6 +101,57 @@ impl Shadows {
     }
 }
 
+/// Why a shadow was dropped before its sequence ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShadowEnd {
+    /// It did not answer in time.
+    Late,
+    /// Its worker refused it.
+    Refused,
+    /// Its worker broke the contract.
+    BrokeContract,
+    /// Its worker dropped it to free KV.
+    Preempted,
+    /// Its worker disconnected or drains.
+    WorkerLeft,
+    /// Its worker is no longer on trial.
+    RolloutEnded,
+}
+
+impl ShadowEnd {
+    /// All reasons.
+    pub const ALL: [Self; 6] = [
+        Self::Late,
+        Self::Refused,
+        Self::BrokeContract,
+        Self::Preempted,
+        Self::WorkerLeft,
+        Self::RolloutEnded,
+    ];
+
+    /// Name used in metrics and reports.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Late => "late",
+            Self::Refused => "refused",
+            Self::BrokeContract => "broke_contract",
+            Self::Preempted => "preempted",
+            Self::WorkerLeft => "worker_left",
+            Self::RolloutEnded => "rollout_ended",
+        }
+    }
+}
+
+impl From<ShadowFault> for ShadowEnd {
+    fn from(fault: ShadowFault) -> Self {
+        match fault {
+            ShadowFault::Timeout => Self::Late,
+            ShadowFault::Refused => Self::Refused,
+            ShadowFault::ProtocolViolation => Self::BrokeContract,
+        }
+    }
+}
+
 /// Report on draft workers on trial.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct ShadowsReport {
@@ -150,23 +201,23 @@ impl Scheduler {
         let Some(session) = &mut active.trial.session else { return };
         match session.shadow.on_reply(reply) {
             Ok(()) => self.state.advance_shadow(active),
-            Err(fault) => self.state.drop_shadow(active, reason(fault)),
+            Err(fault) => self.state.drop_shadow(active, fault.into()),
         }
     }
 
     /// Handles a preemption by a shadow draft's worker.
     pub(super) fn shadow_preempted(&mut self, key: WorkerKey, id: SequenceId) {
         if let Some(active) = self.sequences.get_mut(&id).filter(|at| at.trial.shadowed_at() == Some(key)) {
-            self.state.drop_shadow(active, "preempted");
+            self.state.drop_shadow(active, ShadowEnd::Preempted);
         }
     }
 
     /// Drops the shadows at a worker that disconnected or drains.
     pub(super) fn drop_shadows_at(&mut self, key: WorkerKey) {
-        self.drop_shadows("worker_left", |at| at == key);
+        self.drop_shadows(ShadowEnd::WorkerLeft, |at| at == key);
     }
 
-    pub(super) fn drop_shadows(&mut self, reason: &'static str, is_meant: impl Fn(WorkerKey) -> bool) {
+    pub(super) fn drop_shadows(&mut self, reason: ShadowEnd, is_meant: impl Fn(WorkerKey) -> bool) {
         if self.state.shadows.has_trials {
             for active in self.sequences.values_mut() {
                 if active.trial.shadowed_at().is_some_and(&is_meant) {
@@ -227,7 +278,7 @@ impl SchedulerState {
     fn advance_shadow(&mut self, active: &mut ActiveSequence) {
         let Some(session) = &mut active.trial.session else { return };
         if session.shadow.is_overdue(self.now) {
-            return self.drop_shadow(active, reason(ShadowFault::Timeout));
+            return self.drop_shadow(active, ShadowEnd::Late);
         }
         if let Some(scored) = session.shadow.score(active.sequence.ids()) {
             let serving = session.serving.take();
@@ -264,10 +315,10 @@ impl SchedulerState {
         self.commands.push(Command::Report(Report::ShadowScored(report)));
     }
 
-    fn drop_shadow(&mut self, active: &mut ActiveSequence, reason: &'static str) {
+    fn drop_shadow(&mut self, active: &mut ActiveSequence, reason: ShadowEnd) {
         active.trial.is_over = true;
         if let Some(draft) = self.close_shadow(active) {
-            *self.shadows.dropped.entry(reason).or_default() += 1;
+            *self.shadows.dropped.entry(reason.as_str()).or_default() += 1;
             self.commands.push(Command::Report(Report::ShadowDropped { draft, reason }));
         }
     }
@@ -329,13 +380,5 @@ impl SchedulerState {
             dropped: self.shadows.dropped.clone(),
             drafts: drafts.into_iter().map(report).collect(),
         }
-    }
-}
-
-fn reason(fault: ShadowFault) -> &'static str {
-    match fault {
-        ShadowFault::Timeout => "late",
-        ShadowFault::Refused => "refused",
-        ShadowFault::ProtocolViolation => "broke_contract",
     }
 }

@@ -113,7 +113,7 @@ impl World {
         let key = WorkerKey(self.workers.len() as u64 + 1);
         let name = line.words[0].clone();
         let times: Vec<u64> = line.list("us");
-        let point = |at: &[u64]| StepTimePoint { rows: at[0] as u32, kv_tokens: 0, micros: at[1] };
+        let point = |at: &[u64]| StepTimePoint { rows: at[0] as u32, context: 0, micros: at[1] };
         let info = WorkerInfo {
             address: name.clone(),
             vocab_size: VOCAB_SIZE,
@@ -198,7 +198,7 @@ impl World {
         self.scheduler.report().lanes.into_iter().map(line).collect::<Vec<_>>().join("\n")
     }
 
-    /// `network NAME` prints the measured network delay of a worker.
+    /// `network NAME` prints the measured network time of a worker.
     fn network(&self, line: &Line) -> String {
         let name = &line.words[0];
         let worker = self.scheduler.state.workers.get(self.worker(name)).expect("the worker is connected");
@@ -404,7 +404,9 @@ impl World {
             Report::ShadowScored(scored) => {
                 format!("scored {}: {:?} serving {:?}", scored.draft, scored.shadow, scored.serving)
             }
-            Report::ShadowDropped { draft, reason } => format!("shadow {draft} dropped: {reason}"),
+            Report::ShadowDropped { draft, reason } => {
+                format!("shadow {draft} dropped: {}", reason.as_str())
+            }
             Report::RolloutEnded { draft, stage, moved } => format!("{draft} is {stage:?}: {moved} move"),
             Report::NumericsChanged(id) => format!("{} changes numerics", self.name_of_sequence(*id)),
         }

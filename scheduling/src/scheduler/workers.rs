@@ -268,7 +268,7 @@ impl Workers {
         request: &PlacementRequest<'_>,
         target: WorkerKey,
     ) -> Option<WorkerKey> {
-        self.best_draft_of(request, target, |worker| !worker.draft_health.is_out())
+        self.best_draft_of(request, target, |worker| !worker.draft_health.is_silent())
     }
 
     fn best_draft_of(
@@ -434,7 +434,7 @@ fn clamp_reported(info: WorkerInfo) -> WorkerInfo {
     step_times.retain(|point| point.rows > 0);
     for point in &mut step_times {
         point.rows = point.rows.min(MAX_PREFILL_IDS);
-        point.kv_tokens = point.kv_tokens.min(MAX_REPORTED);
+        point.context = point.context.min(MAX_REPORTED);
         point.micros = point.micros.min(MAX_REPORTED);
     }
     let mut batch_times = info.batch_times;
@@ -443,7 +443,7 @@ fn clamp_reported(info: WorkerInfo) -> WorkerInfo {
     for batch in &mut batch_times {
         batch.rows = batch.rows.min(MAX_PREFILL_IDS);
         batch.sequences = batch.sequences.min(batch.rows);
-        batch.kv_tokens = batch.kv_tokens.min(MAX_REPORTED);
+        batch.context = batch.context.min(MAX_REPORTED);
         batch.micros = batch.micros.min(MAX_REPORTED);
     }
     WorkerInfo {

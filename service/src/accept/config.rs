@@ -104,9 +104,7 @@ impl RawListener {
             format!("{per_address} is not between 1 and max_connections, which is {max_connections}")
         });
         let mut seconds = |field: &str, value: u64| {
-            faults.check(field, (1..=SECONDS_MAX).contains(&value), || {
-                format!("{value} is not between 1 and {SECONDS_MAX}")
-            });
+            faults.check_between(field, value, 1..=SECONDS_MAX);
             Duration::from_secs(value)
         };
         ListenerConfig {

@@ -4,7 +4,9 @@ use prometheus_client::encoding::EncodeLabelSet;
 
 use super::limits::LimitReached;
 use super::monitor::CloseReason;
-use crate::metrics::{Counter, CounterName, Family, Gauge, GaugeName, Label, LabelValues, Metrics};
+use crate::metrics::{
+    Counter, CounterName, Family, Gauge, GaugeGuard, GaugeName, Label, LabelValues, Metrics,
+};
 
 const LISTENER: Label = ("listener", LabelValues::Listed(|| vec!["http", "grpc", "admin"]));
 const OPEN: GaugeName =
@@ -40,28 +42,17 @@ pub(super) struct ConnectionMetrics {
     closed: Family<ReasonLabels, Counter>,
 }
 
-/// Counts a connection as open until dropped.
-#[derive(Debug)]
-pub(super) struct OpenConnection(Gauge);
-
 impl ConnectionMetrics {
     pub(super) fn register(metrics: &Metrics) -> Self {
         Self { open: metrics.gauge_family(&OPEN), closed: metrics.counter_family(&CLOSED) }
     }
 
-    pub(super) fn opened(&self, listener: &'static str) -> OpenConnection {
-        let open = self.open.get_or_create(&ListenerLabels { listener }).clone();
-        open.inc();
-        OpenConnection(open)
+    /// Counts a connection as open until the guard is dropped.
+    pub(super) fn opened(&self, listener: &'static str) -> GaugeGuard {
+        GaugeGuard::new(self.open.get_or_create(&ListenerLabels { listener }).clone())
     }
 
     pub(super) fn closed(&self, listener: &'static str, reason: &'static str) {
         self.closed.get_or_create(&ReasonLabels { listener, reason }).inc();
-    }
-}
-
-impl Drop for OpenConnection {
-    fn drop(&mut self) {
-        self.0.dec();
     }
 }

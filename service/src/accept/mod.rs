@@ -23,6 +23,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
@@ -43,6 +44,11 @@ use crate::tls::ServerTls;
 
 /// Pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+
+/// Binds a port.
+pub async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
+}
 
 /// A bound port that is not served yet.
 #[derive(Debug)]

@@ -207,13 +207,10 @@ impl ConnectionMonitor {
         let Err(error) = ended else {
             return self.end_at.map_or(CloseReason::Finished, |(_, reason)| reason);
         };
-        let mut source: Option<&(dyn Error + 'static)> = Some(error.as_ref());
-        while let Some(cause) = source {
-            let timed_out = |io: &std::io::Error| io.kind() == std::io::ErrorKind::TimedOut;
-            if cause.downcast_ref::<std::io::Error>().is_some_and(timed_out) {
-                return CloseReason::WriteTimeout;
-            }
-            source = cause.source();
+        let timed_out = |io: &std::io::Error| io.kind() == std::io::ErrorKind::TimedOut;
+        let mut causes = anyhow::Chain::new(error.as_ref());
+        if causes.any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(timed_out)) {
+            return CloseReason::WriteTimeout;
         }
         tracing::debug!(%error, "a connection broke");
         CloseReason::Finished

@@ -25,14 +25,7 @@ pub struct BodyTimedOut {
 impl BodyTimedOut {
     /// Finds this error among an error's causes: layers wrap it.
     pub fn find<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Self> {
-        let mut cause = Some(error);
-        while let Some(error) = cause {
-            if let Some(timed_out) = error.downcast_ref() {
-                return Some(timed_out);
-            }
-            cause = error.source();
-        }
-        None
+        anyhow::Chain::new(error).find_map(|cause| cause.downcast_ref::<Self>())
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::fmt::{self, Display};
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use figment::Figment;
@@ -56,6 +57,23 @@ impl Faults {
         if !ok {
             self.add(field, message());
         }
+    }
+
+    /// Adds a fault of `field` unless its value is in the range.
+    pub fn check_between<T: PartialOrd + Display>(
+        &mut self,
+        field: &str,
+        value: T,
+        range: RangeInclusive<T>,
+    ) {
+        self.check(field, range.contains(&value), || {
+            format!("{value} is not between {} and {}", range.start(), range.end())
+        });
+    }
+
+    /// Adds a fault of `field` if its value, a number without a sign, is 0.
+    pub fn check_positive<T: PartialEq + Default>(&mut self, field: &str, value: T) {
+        self.check(field, value != T::default(), || "must be at least 1".to_owned());
     }
 
     /// Parses a text field; adds a fault if that fails.

@@ -175,7 +175,10 @@ fn add_unknown_keys(known: &Value, dict: &Dict, file: &Path, faults: &mut Faults
     fn visit(known: &Dict, dict: &Dict, above: &str, found: &mut Vec<(String, Option<String>)>) {
         for (key, value) in dict {
             match (known.get(key), value) {
-                (None, _) => found.push((format!("{above}{key}"), nearest(key, known.keys()))),
+                (None, _) => {
+                    let nearest = nearest(key, known.keys().map(String::as_str));
+                    found.push((format!("{above}{key}"), nearest));
+                }
                 // An empty map as a default allows any keys.
                 (Some(Value::Dict(_, known)), Value::Dict(_, dict)) if !known.is_empty() => {
                     visit(known, dict, &format!("{above}{key}."), found);
@@ -192,10 +195,11 @@ fn add_unknown_keys(known: &Value, dict: &Dict, file: &Path, faults: &mut Faults
     }
 }
 
-fn nearest<'a>(key: &str, known: impl Iterator<Item = &'a String>) -> Option<String> {
+/// The most similar of the known names, if it is similar.
+pub(super) fn nearest<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
     let scored = known.map(|candidate| (strsim::jaro_winkler(key, candidate), candidate));
     let best = scored.max_by(|(one, _), (other, _)| one.total_cmp(other));
-    best.filter(|(score, _)| *score >= SIMILAR).map(|(_, candidate)| candidate.clone())
+    best.filter(|(score, _)| *score >= SIMILAR).map(|(_, candidate)| candidate.to_owned())
 }
 
 /// Whether a flag was given: clap represents an absent one as `None` or an empty list.

@@ -13,6 +13,7 @@ mod layers;
 mod reference;
 #[cfg(test)]
 mod tests;
+mod unknown_variables;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -23,12 +24,14 @@ use serde::de::DeserializeOwned;
 pub use crate::toml_file::TomlFault;
 pub use faults::{Fault, Faults};
 pub use reference::reference;
+pub use unknown_variables::settings;
 
 /// Exit code for a bad configuration: `EX_USAGE` of sysexits.h.
 pub const EXIT_BAD_CONFIG: u8 = 64;
 
 /// Prefix of Outrider's environment variables: `OUTRIDER_MAX_K` sets `max_k`, `OUTRIDER_LIMITS__QUEUE` sets
-/// `queue` in `[limits]`. Several processes may share an environment, so unknown names are not a fault.
+/// `queue` in `[limits]`. Several processes may share an environment, so unknown names are not a fault, but
+/// names that none of them knows are logged.
 pub const ENV_PREFIX: &str = "OUTRIDER_";
 
 /// Why a process cannot start with its configuration.
@@ -113,6 +116,16 @@ pub fn report(error: &ConfigError) -> ExitCode {
     // If stderr is closed, the exit code still reports the failure.
     drop(writeln!(std::io::stderr(), "error: {error}"));
     ExitCode::from(EXIT_BAD_CONFIG)
+}
+
+/// Logs a warning for each environment variable with Outrider's prefix that no program of Outrider reads.
+/// Needs telemetry.
+pub fn warn_of_unknown_variables() {
+    let names: Vec<String> = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect();
+    for (variable, nearest) in unknown_variables::find(&names) {
+        let hint = nearest.map_or_else(String::new, |nearest| format!("; did you mean {nearest}?"));
+        tracing::warn!("the environment variable {variable} is no setting of any Outrider program{hint}");
+    }
 }
 
 /// Reads an environment variable defined elsewhere, such as the standard `OTEL_*`; an empty one counts as not

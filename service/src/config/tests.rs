@@ -66,7 +66,7 @@ impl RawConfig for Raw {
         let model = faults.require("model", self.model);
         faults.check("max_k", self.max_k <= 16, || format!("{} is over the limit of 16", self.max_k));
         let (max_k, task_types, queue) = (self.max_k, self.task_types, self.limits.queue);
-        faults.check("limits.queue", queue > 0, || "must be at least 1".to_owned());
+        faults.check_positive("limits.queue", queue);
         Some(Config { listen: listen?, model: model?, max_k, task_types, queue })
     }
 }
@@ -243,7 +243,7 @@ impl RawConfig for WithMap {
 
     fn validate(self, faults: &mut Faults) -> Option<Self> {
         for (name, lane) in &self.lanes {
-            faults.check(&format!("lanes.{name}.queue"), lane.queue > 0, || "must be at least 1".to_owned());
+            faults.check_positive(&format!("lanes.{name}.queue"), lane.queue);
         }
         Some(self)
     }

@@ -25,19 +25,6 @@ pub struct Member {
     /// Its description from the handshake; opaque here.
     #[serde(default)]
     pub facts: serde_json::Value,
-    /// Its last reported load.
-    #[serde(default)]
-    pub load: Load,
-}
-
-/// Load of a worker over all routers. For users and programs that read the list in etcd: routers know it
-/// earlier from their own streams, and watchers get it with the next other change.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Load {
-    /// Open sequences.
-    pub sequences: u64,
-    /// KV blocks in use by these sequences.
-    pub kv_blocks_used: u64,
 }
 
 impl Member {
@@ -47,12 +34,6 @@ impl Member {
             return Some("id is empty".to_owned());
         }
         role_fault(&self.role).or_else(|| address_fault(&self.address))
-    }
-
-    /// Whether the members are equal apart from their loads.
-    pub(super) fn is_same_worker(&self, other: &Self) -> bool {
-        let Self { id, role, address, facts, load: _ } = self;
-        (id, role, address, facts) == (&other.id, &other.role, &other.address, &other.facts)
     }
 
     pub(super) fn check(&self) -> Result<(), DiscoveryError> {

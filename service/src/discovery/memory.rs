@@ -78,7 +78,6 @@ mod tests {
             role: super::super::DRAFT.to_owned(),
             address,
             facts: serde_json::Value::Null,
-            load: super::super::Load::default(),
         }
     }
 

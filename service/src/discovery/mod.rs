@@ -20,7 +20,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tokio::sync::watch;
 
-pub use member::{DRAFT, Load, Member, TARGET, address_fault, has_unspecified_host};
+pub use member::{DRAFT, Member, TARGET, address_fault, has_unspecified_host};
 pub use registration::Registration;
 pub(crate) use static_file::check as check_static_file;
 pub use uri::{BadUri, DiscoveryUri};

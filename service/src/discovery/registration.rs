@@ -4,15 +4,12 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::Load;
-
 /// Keeps a worker announced. Dropping it removes the worker from the list soon; [`leave`](Self::leave) waits
 /// until that is done.
 #[must_use = "dropping the registration removes the worker from the list"]
 pub struct Registration {
     owner: RegistrationOwner,
     listed: watch::Receiver<bool>,
-    load: watch::Sender<Load>,
 }
 
 enum RegistrationOwner {
@@ -28,21 +25,20 @@ struct OnDrop(Option<Box<dyn FnOnce() + Send + Sync>>);
 
 impl Registration {
     pub(super) fn external() -> Self {
-        Self { owner: RegistrationOwner::External, listed: constant(true), load: watch::Sender::default() }
+        Self { owner: RegistrationOwner::External, listed: constant(true) }
     }
 
     pub(super) fn with_withdrawal(withdraw: impl FnOnce() + Send + Sync + 'static) -> Self {
         let owner = RegistrationOwner::Drop(OnDrop(Some(Box::new(withdraw))));
-        Self { owner, listed: constant(false), load: watch::Sender::default() }
+        Self { owner, listed: constant(false) }
     }
 
     pub(super) fn with_task(
         stop: CancellationToken,
         task: JoinHandle<()>,
         listed: watch::Receiver<bool>,
-        load: watch::Sender<Load>,
     ) -> Self {
-        Self { owner: RegistrationOwner::Task { stop: stop.drop_guard(), task }, listed, load }
+        Self { owner: RegistrationOwner::Task { stop: stop.drop_guard(), task }, listed }
     }
 
     /// Whether the list contained the worker when last checked, and its changes. Always true for lists
@@ -50,15 +46,6 @@ impl Registration {
     /// see.
     pub fn listed(&self) -> watch::Receiver<bool> {
         self.listed.clone()
-    }
-
-    /// Reports the worker's load. It is written to etcd with the next check of the key, and to no other list.
-    pub fn report_load(&self, load: Load) {
-        self.load.send_if_modified(|told| {
-            let is_news = *told != load;
-            *told = load;
-            is_news
-        });
     }
 
     /// Removes the worker from the list and waits until that is done, or has failed and is left to the lease.

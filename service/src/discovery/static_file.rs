@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use toml::Spanned;
 
 use super::member::{address_fault, role_fault};
-use super::{Discovery, DiscoveryError, Load, Member, Members, Registration, Unlisted, publish};
+use super::{Discovery, DiscoveryError, Member, Members, Registration, Unlisted, publish};
 use crate::polled_file::PolledFile;
 use crate::shutdown::Lifetime;
 use crate::toml_file::{self, TomlFault};
@@ -55,15 +55,8 @@ impl StaticFile {
     ) -> Result<Self, DiscoveryError> {
         let (text, first) = read(&path)?;
         let (sender, members) = watch::channel(Members::new(first));
-        let cancelled = lifetime.cancelled();
         let file = PolledFile::new(path, &text, poll_every);
-        lifetime.spawn_essential("static-discovery", async move {
-            tokio::select! {
-                biased;
-                () = cancelled => {}
-                () = follow(file, &sender) => {}
-            }
-        });
+        lifetime.spawn_essential("static-discovery", lifetime.until_cancelled(follow(file, sender)));
         Ok(Self { members })
     }
 }
@@ -82,21 +75,26 @@ fn read(path: &Path) -> Result<(String, BTreeMap<String, Member>), DiscoveryErro
 }
 
 /// Publishes each edit; never returns.
-async fn follow(mut file: PolledFile, members: &watch::Sender<Members>) {
+async fn follow(mut file: PolledFile, members: watch::Sender<Members>) {
     loop {
-        let edited = file.next_edit().await;
-        let path = file.path().display();
-        match edited.as_deref().map(parse) {
-            Ok(Ok(list)) => {
-                tracing::info!(%path, workers = list.len(), "reloaded the list of workers");
-                publish(members, list);
-            }
-            Ok(Err(TomlFault { line, message })) => {
-                tracing::error!(%path, line, message, "invalid list of workers: the previous list stays in use");
-            }
-            Err(error) => {
-                tracing::error!(%path, error, "cannot read the list of workers: the previous list stays in use");
-            }
+        publish_next_edit(&mut file, &members).await;
+    }
+}
+
+/// Waits for an edit and publishes it; the previous list stays if it is broken.
+async fn publish_next_edit(file: &mut PolledFile, members: &watch::Sender<Members>) {
+    let edited = file.next_edit().await;
+    let path = file.path().display();
+    match edited.as_deref().map(parse) {
+        Ok(Ok(list)) => {
+            tracing::info!(%path, workers = list.len(), "reloaded the list of workers");
+            publish(members, list);
+        }
+        Ok(Err(TomlFault { line, message })) => {
+            tracing::error!(%path, line, message, "invalid list of workers: the previous list stays in use");
+        }
+        Err(error) => {
+            tracing::error!(%path, error, "cannot read the list of workers: the previous list stays in use");
         }
     }
 }
@@ -118,7 +116,7 @@ fn parse(text: &str) -> Result<BTreeMap<String, Member>, TomlFault> {
         let id = id.unwrap_or_else(|| address.get_ref().clone());
         let facts = serde_json::Value::Null;
         let (role, address) = (role.into_inner(), address.into_inner());
-        let member = Member { id, role, address, facts, load: Load::default() };
+        let member = Member { id, role, address, facts };
         if let Some(fault) = member.fault() {
             return Err(at(start, fault));
         }
@@ -165,85 +163,95 @@ id = 'target-2'
 
     const POLL_IN_TESTS: Duration = Duration::from_millis(2);
 
-    /// A list on disk that is polled often, so that tests wait only for the change itself.
-    struct Watched {
-        _directory: tempfile::TempDir,
-        path: PathBuf,
-        members: watch::Receiver<Members>,
-        discovery: StaticFile,
-        _lifetime: Lifetime,
+    /// Writes a list to disk; returns its path, and the directory that holds it.
+    fn written(text: &str) -> (PathBuf, tempfile::TempDir) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("workers.toml");
+        std::fs::write(&path, text).unwrap();
+        (path, directory)
     }
 
-    impl Watched {
-        async fn open(text: &str) -> Self {
-            let directory = tempfile::tempdir().unwrap();
-            let path = directory.path().join("workers.toml");
-            std::fs::write(&path, text).unwrap();
-            let lifetime = Lifetime::new();
-            let discovery = StaticFile::open(path.clone(), POLL_IN_TESTS, &lifetime).await.unwrap();
-            let members = discovery.watch().await.unwrap();
-            Self { _directory: directory, path, members, discovery, _lifetime: lifetime }
+    /// Replaces a file atomically, by a rename.
+    fn replace(path: &Path, text: &str) {
+        let beside = path.with_extension("new");
+        std::fs::write(&beside, text).unwrap();
+        std::fs::rename(beside, path).unwrap();
+    }
+
+    fn ids(members: &watch::Receiver<Members>) -> Vec<String> {
+        members.borrow().keys().cloned().collect()
+    }
+
+    /// A list on disk whose edits are published one by one.
+    struct Edited {
+        file: PolledFile,
+        sender: watch::Sender<Members>,
+        members: watch::Receiver<Members>,
+        _directory: tempfile::TempDir,
+    }
+
+    impl Edited {
+        fn new(text: &str) -> Self {
+            let (path, directory) = written(text);
+            let (sender, members) = watch::channel(Members::new(parse(text).unwrap()));
+            let file = PolledFile::new(path, text, POLL_IN_TESTS);
+            Self { file, sender, members, _directory: directory }
         }
 
-        fn ids(&self) -> Vec<String> {
-            self.members.borrow().keys().cloned().collect()
-        }
-
-        /// Edits atomically, by a rename.
-        fn edit(&self, text: &str) {
-            let beside = self.path.with_extension("new");
-            std::fs::write(&beside, text).unwrap();
-            std::fs::rename(beside, &self.path).unwrap();
-        }
-
-        async fn after_edit(&mut self, text: &str) -> Vec<String> {
-            self.edit(text);
-            self.members.changed().await.unwrap();
-            self.ids()
+        /// Edits or removes the list and waits until that was seen; returns the ids if they were published.
+        async fn edit(&mut self, text: Option<&str>) -> Option<Vec<String>> {
+            match text {
+                Some(text) => replace(self.file.path(), text),
+                None => std::fs::remove_file(self.file.path()).unwrap(),
+            }
+            publish_next_edit(&mut self.file, &self.sender).await;
+            let is_published = self.members.has_changed().unwrap();
+            self.members.mark_unchanged();
+            is_published.then(|| ids(&self.members))
         }
     }
 
     #[tokio::test]
     async fn the_list_is_there_at_once_and_edits_are_seen() {
-        let mut watched = Watched::open(GOOD).await;
-        assert_eq!(watched.ids(), ["http://127.0.0.1:1", "target-2"]);
-        assert_eq!(watched.members.borrow()["target-2"].role, "target");
-        assert_eq!(
-            watched.after_edit(&GOOD.replace("target-2", "target-3")).await,
-            ["http://127.0.0.1:1", "target-3"]
-        );
-        assert!(watched.after_edit("").await.is_empty(), "an empty list is a list");
+        let (path, _directory) = written(GOOD);
+        let lifetime = Lifetime::new();
+        let discovery = StaticFile::open(path.clone(), POLL_IN_TESTS, &lifetime).await.unwrap();
+        let mut members = discovery.watch().await.unwrap();
+        assert_eq!(ids(&members), ["http://127.0.0.1:1", "target-2"]);
+        assert_eq!(members.borrow()["target-2"].role, "target");
+        replace(&path, &GOOD.replace("target-2", "target-3"));
+        members.changed().await.unwrap();
+        assert_eq!(ids(&members), ["http://127.0.0.1:1", "target-3"]);
     }
 
     #[tokio::test]
     async fn a_broken_or_missing_file_keeps_the_last_good_list() {
-        let mut watched = Watched::open(GOOD).await;
-        let replaced = GOOD.replace("target-2", "after");
-        watched.edit("[[worker]\n");
-        tokio::time::sleep(POLL_IN_TESTS * 5).await;
-        std::fs::remove_file(&watched.path).unwrap();
-        tokio::time::sleep(POLL_IN_TESTS * 5).await;
-        // Whatever the poll saw of that, the next published change is the good edit.
-        assert_eq!(watched.after_edit(&replaced).await, ["after", "http://127.0.0.1:1"]);
+        let mut list = Edited::new(GOOD);
+        assert_eq!(list.edit(Some("[[worker]\n")).await, None);
+        assert_eq!(list.edit(None).await, None);
+        assert_eq!(ids(&list.members), ["http://127.0.0.1:1", "target-2"]);
+        let after = list.edit(Some(&GOOD.replace("target-2", "after"))).await;
+        assert_eq!(after.unwrap(), ["after", "http://127.0.0.1:1"]);
     }
 
     #[tokio::test]
-    async fn an_edit_that_changes_no_member_wakes_nobody() {
-        let mut watched = Watched::open(GOOD).await;
-        watched.edit(&format!("# a comment\n{GOOD}"));
-        tokio::time::sleep(POLL_IN_TESTS * 5).await;
-        assert_eq!(watched.after_edit("").await, Vec::<String>::new());
+    async fn only_an_edit_that_changes_a_member_wakes_somebody() {
+        let mut list = Edited::new(GOOD);
+        assert_eq!(list.edit(Some(&format!("# a comment\n{GOOD}"))).await, None);
+        assert_eq!(list.edit(Some("")).await, Some(Vec::new()), "an empty list is a list");
     }
 
     #[tokio::test]
     async fn registering_changes_nothing() {
-        let watched = Watched::open(GOOD).await;
-        let member = watched.members.borrow()["target-2"].clone();
-        let registration =
-            watched.discovery.register(Member { id: "new".to_owned(), ..member }).await.unwrap();
-        assert_eq!(watched.ids(), ["http://127.0.0.1:1", "target-2"]);
+        let (path, _directory) = written(GOOD);
+        let lifetime = Lifetime::new();
+        let discovery = StaticFile::open(path, POLL_IN_TESTS, &lifetime).await.unwrap();
+        let members = discovery.watch().await.unwrap();
+        let member = members.borrow()["target-2"].clone();
+        let registration = discovery.register(Member { id: "new".to_owned(), ..member }).await.unwrap();
+        assert_eq!(ids(&members), ["http://127.0.0.1:1", "target-2"]);
         registration.leave().await;
-        assert_eq!(watched.ids(), ["http://127.0.0.1:1", "target-2"]);
+        assert_eq!(ids(&members), ["http://127.0.0.1:1", "target-2"]);
     }
 
     #[test]

@@ -24,12 +24,7 @@ impl Health {
     }
 
     /// Mirrors the state into an existing reporter, which is up to date when this returns.
-    pub async fn mirror(
-        &self,
-        reporter: HealthReporter,
-        services: &'static [&'static str],
-        lifetime: &Lifetime,
-    ) {
+    async fn mirror(&self, reporter: HealthReporter, services: &'static [&'static str], lifetime: &Lifetime) {
         let mut state = self.subscribe();
         let first = state.borrow_and_update().clone();
         set_all(&reporter, services, &first).await;

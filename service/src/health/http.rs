@@ -2,7 +2,7 @@
 //! the clients' address.
 
 use axum::extract::State as Shared;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
 use serde::Serialize;
@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 
 use super::{Health, State};
 use crate::accept::{Connections, Listener};
-use crate::metrics::{Exposition, Metrics};
+use crate::metrics::Metrics;
 use crate::shutdown::Lifetime;
 
 #[derive(Serialize)]
@@ -73,8 +73,7 @@ async fn ready(Shared(health): Shared<Health>) -> Response {
 }
 
 async fn scrape(Shared(metrics): Shared<Metrics>, headers: HeaderMap) -> Response {
-    let exposition = Exposition::from_accept_header(&headers);
-    ([(header::CONTENT_TYPE, exposition.content_type())], metrics.encode(exposition)).into_response()
+    metrics.respond(&headers)
 }
 
 fn answer(code: StatusCode, state: &State) -> Response {

@@ -4,9 +4,12 @@
 //! They differ in the header lines of counters (OpenMetrics has `_total` only in samples), in the end marker,
 //! and in exemplars, which only OpenMetrics has.
 
+use axum::response::{IntoResponse as _, Response};
 use http::{HeaderMap, header};
 use prometheus_client::encoding::text;
 use prometheus_client::registry::Registry;
+
+use super::Metrics;
 
 /// Text format of the metrics page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,10 +20,18 @@ pub enum Exposition {
     Prometheus,
 }
 
+impl Metrics {
+    /// Answers a scraper with the page, in the format that its headers request.
+    pub fn respond(&self, headers: &HeaderMap) -> Response {
+        let exposition = Exposition::from_accept_header(headers);
+        ([(header::CONTENT_TYPE, exposition.content_type())], self.encode(exposition)).into_response()
+    }
+}
+
 impl Exposition {
     /// Returns the format that the scraper requests: OpenMetrics if its `Accept` names it, else the older
     /// one.
-    pub fn from_accept_header(headers: &HeaderMap) -> Self {
+    fn from_accept_header(headers: &HeaderMap) -> Self {
         let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
         let mut types = accepted.flat_map(|value| value.split(','));
         let open_metrics =
@@ -29,7 +40,7 @@ impl Exposition {
     }
 
     /// The `Content-Type` of the page.
-    pub fn content_type(self) -> &'static str {
+    fn content_type(self) -> &'static str {
         match self {
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
             Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",

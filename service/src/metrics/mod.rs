@@ -9,7 +9,9 @@
 
 mod description;
 mod exposition;
+mod gauge_guard;
 mod name;
+mod process;
 mod reference;
 mod scraped;
 mod traced;
@@ -19,15 +21,17 @@ use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::family::MetricConstructor;
 use prometheus_client::registry::{Metric, Registry};
 
 use description::{Registered, label_names};
-use scraped::ScrapedGauges;
+use scraped::{ScrapedGauges, ScrapedValue};
 
 pub use description::{Label, LabelDescription, LabelValues, MetricDescription};
 pub use exposition::Exposition;
-pub use name::{CounterName, GaugeName, HistogramName};
+pub use gauge_guard::GaugeGuard;
+pub use name::{CounterKind, CounterName, GaugeKind, GaugeName, HistogramName, MetricName};
 pub use prometheus_client::encoding::EncodeLabelSet;
 pub use prometheus_client::metrics::counter::Counter;
 pub use prometheus_client::metrics::family::Family;
@@ -52,7 +56,7 @@ pub trait Labels: EncodeLabelSet + Clone + Debug + Default + Eq + Hash + Send + 
 
 impl<L: EncodeLabelSet + Clone + Debug + Default + Eq + Hash + Send + Sync + 'static> Labels for L {}
 
-/// Constructor of a family's histograms.
+/// Upper bounds of histograms' buckets.
 #[derive(Clone, Copy, Debug)]
 pub struct Buckets(&'static [f64]);
 
@@ -77,6 +81,14 @@ impl Metrics {
     /// Creates an empty set.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Creates the set of a process, with what every process reports: what was built, and what the process
+    /// uses of its machine.
+    pub fn of_process() -> Self {
+        let metrics = Self::new();
+        process::register(&metrics);
+        metrics
     }
 
     /// Registers a counter.
@@ -104,6 +116,18 @@ impl Metrics {
         drop(self.register(name.name, name.registered(label_names::<L>), ScrapedGauges::new(series)));
     }
 
+    /// Registers a counter that is read at each scrape; `None`: it has no value now.
+    pub fn scraped_counter(&self, name: &CounterName, read: fn() -> Option<f64>) {
+        let counter = ScrapedValue { kind: MetricType::Counter, read };
+        self.register(name.family(), name.registered(Vec::new), counter);
+    }
+
+    /// Registers a gauge as [`Self::scraped_counter`] does.
+    pub fn scraped_gauge(&self, name: &GaugeName, read: fn() -> Option<f64>) {
+        let gauge = ScrapedValue { kind: MetricType::Gauge, read };
+        self.register(name.name, name.registered(Vec::new), gauge);
+    }
+
     /// Registers gauges with fractional values, a common name and different labels.
     pub fn rate_gauge_family<L: Labels>(&self, name: &GaugeName) -> Family<L, RateGauge> {
         self.register(name.name, name.registered(label_names::<L>), Family::default())
@@ -111,25 +135,17 @@ impl Metrics {
 
     /// Registers a histogram.
     pub fn histogram(&self, name: &HistogramName) -> Histogram {
-        self.register(name.name, name.registered(Vec::new), Buckets(name.buckets).new_metric())
+        self.register(name.name, name.registered(Vec::new), name.kind.new_metric())
     }
 
     /// Registers histograms with a common name and different labels.
     pub fn histogram_family<L: Labels>(&self, name: &HistogramName) -> HistogramFamily<L> {
-        self.register(
-            name.name,
-            name.registered(label_names::<L>),
-            Family::new_with_constructor(Buckets(name.buckets)),
-        )
+        self.register(name.name, name.registered(label_names::<L>), Family::new_with_constructor(name.kind))
     }
 
     /// Registers histograms with a trace per bucket as exemplar.
     pub fn traced_histogram_family<L: Labels>(&self, name: &HistogramName) -> TracedHistogramFamily<L> {
-        self.register(
-            name.name,
-            name.registered(label_names::<L>),
-            Family::new_with_constructor(Buckets(name.buckets)),
-        )
+        self.register(name.name, name.registered(label_names::<L>), Family::new_with_constructor(name.kind))
     }
 
     /// Returns the page for a scraper.

@@ -1,40 +1,41 @@
 //! Constants for tables of metric names, checked at compile time.
 
+use super::Buckets;
 use super::description::{Label, Registered};
 
-/// Name of a counter, which ends in `_total`.
+/// Name of a metric, with what the reference of metrics needs.
 #[derive(Clone, Copy, Debug)]
-pub struct CounterName {
+pub struct MetricName<K> {
     pub(super) name: &'static str,
     help: &'static str,
     labels: &'static [Label],
+    kind_name: &'static str,
+    pub(super) kind: K,
 }
+
+/// Kind of counters.
+#[derive(Clone, Copy, Debug)]
+pub struct CounterKind;
+
+/// Kind of gauges.
+#[derive(Clone, Copy, Debug)]
+pub struct GaugeKind;
+
+/// Name of a counter, which ends in `_total`.
+pub type CounterName = MetricName<CounterKind>;
 
 /// Name of a gauge.
-#[derive(Clone, Copy, Debug)]
-pub struct GaugeName {
-    pub(super) name: &'static str,
-    help: &'static str,
-    labels: &'static [Label],
-}
+pub type GaugeName = MetricName<GaugeKind>;
 
-/// Name of a histogram, with the upper bounds of its buckets.
-#[derive(Clone, Copy, Debug)]
-pub struct HistogramName {
-    pub(super) name: &'static str,
-    help: &'static str,
-    pub(super) buckets: &'static [f64],
-    labels: &'static [Label],
-}
+/// Name of a histogram, with the upper bounds of its buckets. `/metrics` adds `_bucket`, `_sum` and `_count`.
+pub type HistogramName = MetricName<Buckets>;
 
 const TOTAL: &str = "_total";
 
-impl CounterName {
-    /// Defines a counter named as on `/metrics`; `help` is one sentence without a full stop.
-    pub const fn new(name: &'static str, help: &'static str) -> Self {
+impl<K: Copy> MetricName<K> {
+    const fn checked(name: &'static str, help: &'static str, kind_name: &'static str, kind: K) -> Self {
         assert!(is_name(name), "a metric name holds only ASCII letters, digits after the first, `_` and `:`");
-        assert!(is_total(name), "a counter's name ends in _total");
-        Self { name, help, labels: &[] }
+        Self { name, help, labels: &[], kind_name, kind }
     }
 
     /// Notes the values of labels, for the reference of metrics.
@@ -42,43 +43,30 @@ impl CounterName {
         Self { labels, ..self }
     }
 
-    /// The name as on `/metrics`.
-    pub const fn as_str(&self) -> &'static str {
-        self.name
+    pub(super) fn registered(&self, label_names: fn() -> Vec<String>) -> Registered {
+        let Self { name, help, labels, kind_name: kind, .. } = *self;
+        Registered { name, kind, help, labels, label_names }
+    }
+}
+
+impl CounterName {
+    /// Defines a counter named as on `/metrics`; `help` is one sentence without a full stop.
+    pub const fn new(name: &'static str, help: &'static str) -> Self {
+        assert!(is_total(name), "a counter's name ends in _total");
+        Self::checked(name, help, "counter", CounterKind)
     }
 
     /// Name of the family, to which OpenMetrics adds `_total`.
     pub(super) fn family(&self) -> &'static str {
         self.name.strip_suffix(TOTAL).expect("checked by the constructor")
     }
-
-    pub(super) fn registered(&self, label_names: fn() -> Vec<String>) -> Registered {
-        let Self { name, help, labels, .. } = *self;
-        Registered { name, kind: "counter", help, labels, label_names }
-    }
 }
 
 impl GaugeName {
     /// Defines a gauge named as on `/metrics`; `help` is one sentence without a full stop.
     pub const fn new(name: &'static str, help: &'static str) -> Self {
-        assert!(is_name(name), "a metric name holds only ASCII letters, digits after the first, `_` and `:`");
         assert!(!is_total(name), "a name that ends in _total is a counter's");
-        Self { name, help, labels: &[] }
-    }
-
-    /// Notes the values of labels, for the reference of metrics.
-    pub const fn with_labels(self, labels: &'static [Label]) -> Self {
-        Self { labels, ..self }
-    }
-
-    /// The name as on `/metrics`.
-    pub const fn as_str(&self) -> &'static str {
-        self.name
-    }
-
-    pub(super) fn registered(&self, label_names: fn() -> Vec<String>) -> Registered {
-        let Self { name, help, labels, .. } = *self;
-        Registered { name, kind: "gauge", help, labels, label_names }
+        Self::checked(name, help, "gauge", GaugeKind)
     }
 }
 
@@ -86,28 +74,12 @@ impl HistogramName {
     /// Defines a histogram named as on `/metrics`, with the increasing upper bounds of its buckets; the last
     /// one, infinity, is added.
     pub const fn new(name: &'static str, help: &'static str, buckets: &'static [f64]) -> Self {
-        assert!(is_name(name), "a metric name holds only ASCII letters, digits after the first, `_` and `:`");
         let mut bucket = 1;
         while bucket < buckets.len() {
             assert!(buckets[bucket - 1] < buckets[bucket], "a histogram's buckets rise");
             bucket += 1;
         }
-        Self { name, help, buckets, labels: &[] }
-    }
-
-    /// Notes the values of labels, for the reference of metrics.
-    pub const fn with_labels(self, labels: &'static [Label]) -> Self {
-        Self { labels, ..self }
-    }
-
-    /// The name as on `/metrics`, where it is followed by `_bucket`, `_sum` and `_count`.
-    pub const fn as_str(&self) -> &'static str {
-        self.name
-    }
-
-    pub(super) fn registered(&self, label_names: fn() -> Vec<String>) -> Registered {
-        let Self { name, help, labels, .. } = *self;
-        Registered { name, kind: "histogram", help, labels, label_names }
+        Self::checked(name, help, "histogram", Buckets(buckets))
     }
 }
 

@@ -1,9 +1,9 @@
-//! Gauges that are read when a page is scraped: for values that change without an event in this process.
+//! Metrics that are read when a page is scraped: for values that change without an event in this process.
 
 use std::fmt;
 use std::sync::Arc;
 
-use prometheus_client::encoding::{EncodeMetric, MetricEncoder};
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
 use super::Labels;
@@ -40,6 +40,32 @@ impl<L: Labels> EncodeMetric for ScrapedGauges<L> {
     }
 }
 
+/// A counter or gauge without labels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ScrapedValue {
+    pub(super) kind: MetricType,
+    /// Reads it; `None`: it has no value now, and the page does not have it.
+    pub(super) read: fn() -> Option<f64>,
+}
+
+impl EncodeMetric for ScrapedValue {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+        match ((self.read)(), self.kind) {
+            (None, _) => Ok(()),
+            (Some(value), MetricType::Counter) => encoder.encode_counter::<NoLabelSet, _, f64>(&value, None),
+            (Some(value), _) => encoder.encode_gauge(&value),
+        }
+    }
+
+    fn metric_type(&self) -> MetricType {
+        self.kind
+    }
+
+    fn is_empty(&self) -> bool {
+        (self.read)().is_none()
+    }
+}
+
 impl<L: Labels> fmt::Debug for ScrapedGauges<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.0.iter().map(|(labels, _)| labels)).finish()
@@ -52,13 +78,31 @@ mod tests {
     use std::sync::atomic::{AtomicI64, Ordering};
 
     use super::ReadGauge;
-    use crate::metrics::{EncodeLabelSet, Exposition, GaugeName, Metrics};
+    use crate::metrics::{CounterName, EncodeLabelSet, Exposition, GaugeName, Metrics};
 
     const AGE: GaugeName = GaugeName::new("outrider_age_seconds", "Age, by file");
 
     #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
     struct FileLabels {
         file: &'static str,
+    }
+
+    const BEATS: CounterName = CounterName::new("outrider_beats_total", "Beats");
+    const ABSENT: GaugeName = GaugeName::new("outrider_absent", "Never known");
+
+    #[test]
+    fn a_value_without_labels_is_read_at_each_scrape_and_may_be_absent() {
+        static BEATS_SO_FAR: AtomicI64 = AtomicI64::new(0);
+        let metrics = Metrics::new();
+        metrics.scraped_counter(&BEATS, || Some(BEATS_SO_FAR.fetch_add(1, Ordering::Relaxed) as f64 / 4.0));
+        metrics.scraped_gauge(&ABSENT, || None);
+        let read = |page: String| -> f64 {
+            let header = "# HELP outrider_beats_total Beats.\n# TYPE outrider_beats_total counter\n";
+            let value = page.strip_prefix(header).unwrap().strip_prefix("outrider_beats_total ");
+            value.unwrap().trim().parse().unwrap()
+        };
+        let first = read(metrics.encode(Exposition::Prometheus));
+        assert!(read(metrics.encode(Exposition::Prometheus)) > first);
     }
 
     #[test]

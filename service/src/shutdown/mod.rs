@@ -236,6 +236,23 @@ impl Lifetime {
         self.inner.cancelled.clone().cancelled_owned()
     }
 
+    /// Runs `future`, which may be dropped at any of its waits, until it ends or everything should stop.
+    pub fn until_cancelled<F>(&self, future: F) -> impl Future<Output = ()> + Send + use<F>
+    where
+        F: Future<Output = ()> + Send,
+    {
+        let cancelled = self.cancelled();
+        async move {
+            tokio::select! {
+                biased;
+                // Shutdown.
+                () = cancelled => {}
+                // The work ended by itself.
+                () = future => {}
+            }
+        }
+    }
+
     /// Whether everything should stop.
     pub fn is_cancelled(&self) -> bool {
         self.inner.cancelled.is_cancelled()

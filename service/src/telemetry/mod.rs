@@ -17,6 +17,7 @@ use std::fmt;
 use std::io::IsTerminal as _;
 use std::panic::PanicHookInfo;
 use std::str::FromStr;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use opentelemetry::trace::TracerProvider as _;
@@ -26,17 +27,15 @@ use tracing::{Level, Metadata};
 use tracing_subscriber::filter::{EnvFilter, FilterExt as _, FilterFn, LevelFilter, filter_fn};
 use tracing_subscriber::layer::{Filter, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{Layer, Registry};
+use tracing_subscriber::{Layer, Registry, reload};
 
 use self::rate_limit::RateLimit;
 use self::writer::LogWriter;
 use crate::shutdown::panic_text;
 use crate::tls::TlsError;
 
-pub use propagation::{inject_headers, inject_metadata, set_parent, set_parent_from_headers};
-pub use propagation::{
-    set_parent_from_metadata, set_parent_in_trace, span_id_of, trace_id_of, traceparent_of,
-};
+pub use propagation::{set_parent, set_parent_from_headers, set_parent_in_trace};
+pub use propagation::{span_id_of, trace_id_of, traceparent_of};
 
 /// Timeout for sending the last spans when the process ends.
 pub const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
@@ -105,6 +104,15 @@ pub enum TelemetryError {
     AlreadySetUp(#[from] tracing_subscriber::util::TryInitError),
 }
 
+/// The filter of the process's log; set by [`init`], as the process's subscriber is.
+static FILTER: OnceLock<CurrentFilter> = OnceLock::new();
+
+#[derive(Debug)]
+struct CurrentFilter {
+    directives: Mutex<LogFilter>,
+    handle: reload::Handle<EnvFilter, Registry>,
+}
+
 /// Keeps the exporter alive. Dropping it flushes the last spans, blocking this thread for at most
 /// [`FLUSH_TIMEOUT`].
 #[derive(Debug)]
@@ -122,7 +130,11 @@ pub fn init(config: &TelemetryConfig) -> Result<TelemetryGuard, TelemetryError> 
         tracer.map(|tracer| tracing_opentelemetry::layer().with_tracer(tracer).with_filter(exported_spans()));
     let log = LogWriter::start(std::io::stderr(), config.log_format).map_err(TelemetryError::LogThread)?;
     let log = log.with_colours(std::io::stderr().is_terminal());
-    tracing_subscriber::registry().with(logs(config, &log)).with(spans).try_init()?;
+    let (filter, handle) = reload::Layer::new(EnvFilter::new(&config.log_filter.0));
+    let lines = logs(config.log_format, filter, &log);
+    tracing_subscriber::registry().with(lines).with(spans).try_init()?;
+    // It is not set yet: there is one subscriber in a process.
+    drop(FILTER.set(CurrentFilter { directives: Mutex::new(config.log_filter.clone()), handle }));
     // The default hook writes to stderr itself: while nobody reads a full pipe, the thread would never end.
     let of_panics = log.clone();
     std::panic::set_hook(Box::new(move |panic| of_panics.panicked(&described(panic))));
@@ -139,18 +151,37 @@ fn described(panic: &PanicHookInfo<'_>) -> String {
     if trace.status() == BacktraceStatus::Captured { format!("{text}\n{trace}") } else { text }
 }
 
-fn logs(config: &TelemetryConfig, log: &LogWriter) -> Box<dyn Layer<Registry> + Send + Sync> {
+/// The filter of this process's log; `None` without a log ([`init`]).
+pub fn current_log_filter() -> Option<LogFilter> {
+    FILTER.get().map(|filter| filter.directives.lock().unwrap_or_else(PoisonError::into_inner).clone())
+}
+
+/// Replaces the filter of this process's log, if there is one, until the process ends.
+pub fn replace_log_filter(new: LogFilter) {
+    let Some(CurrentFilter { directives, handle }) = FILTER.get() else { return };
+    let mut directives = directives.lock().unwrap_or_else(PoisonError::into_inner);
+    // It fails only if there is no log any more.
+    if handle.reload(EnvFilter::new(&new.0)).is_ok() {
+        *directives = new;
+    }
+}
+
+fn logs(
+    format: LogFormat,
+    filter: reload::Layer<EnvFilter, Registry>,
+    log: &LogWriter,
+) -> Box<dyn Layer<Registry> + Send + Sync> {
     let lines = tracing_subscriber::fmt::layer().with_writer(log.clone());
-    let filter = log_filter(&config.log_filter, log);
-    match config.log_format {
+    let filter = log_filter(filter, log);
+    match format {
         LogFormat::Text => lines.with_ansi(log.has_colours()).with_filter(filter).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).with_filter(filter).boxed(),
     }
 }
 
 /// Filter of log events. It has a level hint, so events of libraries below that level cost next to nothing.
-fn log_filter(directives: &LogFilter, log: &LogWriter) -> impl Filter<Registry> + use<> {
-    EnvFilter::new(&directives.0).and(RateLimit::new(log.clone()))
+fn log_filter(filter: reload::Layer<EnvFilter, Registry>, log: &LogWriter) -> impl Filter<Registry> + use<> {
+    filter.and(RateLimit::new(log.clone()))
 }
 
 fn exported_spans() -> FilterFn {
@@ -212,7 +243,8 @@ mod tests {
         let log = LogWriter::start(std::io::sink(), LogFormat::Text).unwrap();
         for (directives, most) in [("error", LevelFilter::ERROR), ("info,service=debug", LevelFilter::DEBUG)]
         {
-            let filter = log_filter(&directives.parse().unwrap(), &log);
+            let (filter, _handle) = reload::Layer::new(EnvFilter::new(directives));
+            let filter = log_filter(filter, &log);
             assert_eq!(filter.max_level_hint(), Some(most), "{directives}");
         }
         let exported: &dyn Filter<Registry> = &exported_spans();

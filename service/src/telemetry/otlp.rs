@@ -1,15 +1,7 @@
-//! The span exporter, configured by the standard variables.
-//!
-//! | variable | read by |
-//! |---|---|
-//! | `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` | here: without one, nothing is exported |
-//! | `OTEL_SDK_DISABLED`, `OTEL_TRACES_EXPORTER`, `OTEL_EXPORTER_OTLP[_TRACES]_PROTOCOL` | here |
-//! | `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES` | the SDK; the default is the process's name |
-//! | `OTEL_TRACES_SAMPLER[_ARG]`, `OTEL_BSP_*`, `OTEL_SPAN_*_LIMIT` | the SDK |
-//! | `OTEL_EXPORTER_OTLP[_TRACES]_{HEADERS,TIMEOUT,INSECURE}` | the exporter; the timeout of calls over HTTP here |
-//! | `OTEL_EXPORTER_OTLP[_TRACES]_{CERTIFICATE,CLIENT_CERTIFICATE,CLIENT_KEY}` | here, for an endpoint at `https://`: CA certificate instead of the system's authorities, client certificate and key; the last two need each other |
-//!
-//! Exports over gRPC, or as protobuf over HTTP if `http/protobuf` is requested.
+//! The span exporter, over gRPC or as protobuf over HTTP, configured by the standard variables that
+//! deploy/README.md lists (*Traces*). `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_TRACES_SAMPLER`,
+//! `OTEL_BSP_*` and `OTEL_SPAN_*_LIMIT` are read by the SDK; `HEADERS`, `INSECURE` and the timeout over gRPC
+//! by the exporter; all others here.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -8,7 +8,6 @@ use opentelemetry::Context;
 use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator as _};
 use opentelemetry::trace::TraceContextExt as _;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
-use tonic::metadata::MetadataMap;
 use tracing::Span;
 use tracing_opentelemetry::{OpenTelemetrySpanExt as _, SetParentError};
 
@@ -20,9 +19,7 @@ struct HeadersMut<'a>(&'a mut HeaderMap);
 
 /// The `traceparent` that makes another process's span a child of `span`; `None` if traces are off.
 pub fn traceparent_of(span: &Span) -> Option<String> {
-    let mut headers = HeaderMap::new();
-    inject_headers(span, &mut headers);
-    Some(headers.get(TRACEPARENT)?.to_str().ok()?.to_owned())
+    Some(headers_of(span).get(TRACEPARENT)?.to_str().ok()?.to_owned())
 }
 
 /// Makes `span` a child of the span named by `traceparent`; a malformed one is ignored. Must be called before
@@ -57,7 +54,7 @@ pub fn trace_id_of(span: &Span) -> Option<String> {
     (context.is_valid() && context.is_sampled()).then(|| context.trace_id().to_string())
 }
 
-/// [`set_parent`] from the headers of an HTTP request, `tracestate` included.
+/// [`set_parent`] from the headers of a request over HTTP or gRPC, `tracestate` included.
 pub fn set_parent_from_headers(span: &Span, headers: &HeaderMap) {
     let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
     if !context.span().span_context().is_valid() {
@@ -70,19 +67,11 @@ pub fn set_parent_from_headers(span: &Span, headers: &HeaderMap) {
     }
 }
 
-/// [`set_parent`] from the metadata of a gRPC request.
-pub fn set_parent_from_metadata(span: &Span, metadata: &MetadataMap) {
-    set_parent_from_headers(span, metadata.as_ref());
-}
-
-/// Writes the context of `span` into the headers of an outgoing HTTP request.
-pub fn inject_headers(span: &Span, headers: &mut HeaderMap) {
-    TraceContextPropagator::new().inject_context(&span.context(), &mut HeadersMut(headers));
-}
-
-/// Writes the context of `span` into the metadata of an outgoing gRPC request.
-pub fn inject_metadata(span: &Span, metadata: &mut MetadataMap) {
-    inject_headers(span, metadata.as_mut());
+/// The context of `span` as headers; none if traces are off.
+fn headers_of(span: &Span) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    TraceContextPropagator::new().inject_context(&span.context(), &mut HeadersMut(&mut headers));
+    headers
 }
 
 impl Extractor for Headers<'_> {
@@ -139,22 +128,14 @@ mod tests {
     }
 
     #[test]
-    fn a_context_survives_headers_and_metadata() {
+    fn a_context_survives_headers() {
         with_traces(|| {
             let parent = tracing::info_span!("parent");
             let trace_of = |span: &Span| traceparent_of(span).unwrap()[3..35].to_owned();
 
-            let mut headers = HeaderMap::new();
-            inject_headers(&parent, &mut headers);
-            let over_http = tracing::info_span!(parent: None, "over http");
-            set_parent_from_headers(&over_http, &headers);
-            assert_eq!(trace_of(&over_http), trace_of(&parent));
-
-            let mut metadata = MetadataMap::new();
-            inject_metadata(&parent, &mut metadata);
-            let over_grpc = tracing::info_span!(parent: None, "over grpc");
-            set_parent_from_metadata(&over_grpc, &metadata);
-            assert_eq!(trace_of(&over_grpc), trace_of(&parent));
+            let child = tracing::info_span!(parent: None, "child");
+            set_parent_from_headers(&child, &headers_of(&parent));
+            assert_eq!(trace_of(&child), trace_of(&parent));
         });
     }
 

@@ -25,7 +25,7 @@ pub use self::client::{ClientFiles, ClientTls};
 pub(crate) use self::client::{grpc_client, https_client};
 pub use self::expiry::PresentedCertificates;
 use self::pem::Pem;
-pub use self::server::{Clients, RawServerTls, ServerTls, ServerTlsFlags};
+pub use self::server::{Clients, ServerTls, ServerTlsFlags};
 
 /// Why TLS files cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -22,7 +22,8 @@ use crate::reloaded_files::ReloadedFiles;
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
 /// TLS flags of a process with listeners.
-#[derive(Debug, Clone, Default, clap::Args, Serialize)]
+// Also the raw settings: none of them has a default.
+#[derive(Debug, Clone, Default, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "TLS")]
 pub struct ServerTlsFlags {
     /// Certificate chain to present, PEM; with it every port except --admin accepts TLS only
@@ -41,16 +42,7 @@ pub struct ServerTlsFlags {
     pub tls_client_name: Option<Vec<String>>,
 }
 
-/// Raw TLS settings of a process with listeners.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct RawServerTls {
-    pub(super) tls_cert: Option<PathBuf>,
-    pub(super) tls_key: Option<PathBuf>,
-    pub(super) tls_client_ca: Option<PathBuf>,
-    pub(super) tls_client_name: Option<Vec<String>>,
-}
-
-impl RawServerTls {
+impl ServerTlsFlags {
     /// Whether clients must present a certificate.
     pub fn is_mutual(&self) -> bool {
         self.tls_cert.is_some() && self.tls_client_ca.is_some()

@@ -8,7 +8,7 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 
 use super::expiry::expires_at;
 use super::pem::{Pem, dated_key};
-use super::{ClientFiles, ClientTls, Clients, PresentedCertificates, RawServerTls, ServerTls, grpc_client};
+use super::{ClientFiles, ClientTls, Clients, PresentedCertificates, ServerTls, ServerTlsFlags, grpc_client};
 use crate::config::Faults;
 use crate::metrics::{Exposition, Metrics};
 use crate::reloaded_files::ReloadedFiles;
@@ -94,7 +94,7 @@ fn a_file_that_cannot_be_used_is_a_fault_of_its_own_setting() {
     ] {
         let (mut server, mut client) = (Faults::new(), Faults::new());
         let [tls_cert, tls_key, tls_client_ca] = [cert, key, ca].map(|path| Some(path.clone()));
-        let raw = RawServerTls { tls_cert, tls_key, tls_client_ca, tls_client_name: None };
+        let raw = ServerTlsFlags { tls_cert, tls_key, tls_client_ca, tls_client_name: None };
         assert!(raw.validate(&mut server).is_none());
         let [cert, key, ca] = [cert, key, ca].map(|path| Some(path.as_path()));
         assert!(ClientFiles { name: "worker", ca, cert, key }.validate(&mut client).is_none());
@@ -169,7 +169,7 @@ fn settings_that_need_each_other_say_so() {
     ];
     for (tls_cert, tls_key, tls_client_ca, field) in cases {
         let mut faults = Faults::new();
-        let raw = RawServerTls { tls_cert, tls_key, tls_client_ca, tls_client_name: None };
+        let raw = ServerTlsFlags { tls_cert, tls_key, tls_client_ca, tls_client_name: None };
         assert!(raw.validate(&mut faults).is_none());
         let error = faults.finish().unwrap_err().to_string();
         assert!(error.contains(field), "`{error}` does not name {field}");
@@ -178,7 +178,7 @@ fn settings_that_need_each_other_say_so() {
         let (tls_cert, tls_key) = (path("cert.pem"), path("key.pem"));
         let tls_client_name = Some(vec![name.to_owned()]);
         let mut faults = Faults::new();
-        drop(RawServerTls { tls_cert, tls_key, tls_client_ca, tls_client_name }.validate(&mut faults));
+        drop(ServerTlsFlags { tls_cert, tls_key, tls_client_ca, tls_client_name }.validate(&mut faults));
         let error = faults.finish().unwrap_err().to_string();
         assert!(error.contains("tls_client_name"), "`{error}` does not name the field");
     }

@@ -201,7 +201,7 @@ pub(crate) fn overlap(profile: &Profile, experiment: &Experiment) {
 }
 
 /// Tokens per second of the best schedule, its k and its number of groups. A group's round takes at least its
-/// draft, its verify step and the network delays; in that time the target and each draft worker must process
+/// draft, its verify step and the network times; in that time the target and each draft worker must process
 /// all groups.
 fn best_schedule(profile: &Profile, acceptance: f64, (sequences, context): (u32, u32)) -> (f64, u32, u32) {
     let mut best = (0.0, 0, 1);

@@ -22,7 +22,7 @@ pub(super) fn facts(config: &WorkerConfig, nodes: &NodesConfig) -> anyhow::Resul
         ComputeDevice::Cuda(ordinals) => format!("{} gpus", ordinals.len()),
     };
     let facts = [
-        ("release", env!("CARGO_PKG_VERSION").to_owned()),
+        ("build", service::release::version().to_owned()),
         ("nnodes", nodes.count.to_string()),
         ("device", device),
         ("tensor-parallel", config.tensor_parallel.to_string()),
@@ -47,7 +47,7 @@ pub(super) fn difference(leader: &Facts, node: usize, other: &Facts) -> Option<S
         .map(|name| (name, leader.get(name).unwrap_or(&absent), other.get(name).unwrap_or(&absent)))
         .find_map(|(name, own, theirs)| {
             let advice = match name.as_str() {
-                "release" => "run the same release on all nodes".to_owned(),
+                "build" => "run the same build on all nodes".to_owned(),
                 "device" => "give all nodes the same kind and number of devices (--device)".to_owned(),
                 "config.json" | "names and sizes of the weight files" => {
                     "give all nodes the same checkpoint (--model)".to_owned()
@@ -83,15 +83,15 @@ mod tests {
 
     #[test]
     fn a_difference_is_named_with_both_values_and_what_to_do() {
-        let facts = |weights: &str, release: &str| -> Facts {
-            [("weights", weights), ("release", release)].map(|(a, b)| (a.to_owned(), b.to_owned())).into()
+        let facts = |weights: &str, build: &str| -> Facts {
+            [("weights", weights), ("build", build)].map(|(a, b)| (a.to_owned(), b.to_owned())).into()
         };
         let own = facts("bf16", "1");
         assert_eq!(difference(&own, 3, &facts("bf16", "1")), None);
         let said = difference(&own, 3, &facts("int8", "1")).unwrap();
         assert_eq!(said, "weights: int8 on node 3, bf16 on node 0; give all nodes the same --weights");
         let said = difference(&own, 3, &facts("int8", "2")).unwrap();
-        assert_eq!(said, "release: 2 on node 3, 1 on node 0; run the same release on all nodes");
+        assert_eq!(said, "build: 2 on node 3, 1 on node 0; run the same build on all nodes");
         let mut more = own.clone();
         more.insert("ballast".to_owned(), "5".to_owned());
         let said = difference(&own, 1, &more).unwrap();

@@ -1,19 +1,20 @@
 //! The first messages on a connection between nodes: who connects, for what, and whether both know the same
 //! secret. Each end proves that with a hash over the secret and numbers that the other end has just drawn, so
-//! the secret itself is never sent, and a recorded handshake is of no use.
+//! the secret itself is never sent, and a recorded handshake is of no use. No message has unlimited time.
 //!
 //! Node 0 begins: 16 bytes that name the protocol, and 32 random bytes. The other node answers with the same,
 //! then its hello (length, JSON) and 32 bytes of proof; node 0 answers with its verdict and proof.
 
 use std::io;
+use std::time::Duration;
 
+use ring::hmac;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use service::secret::Secret;
-use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use super::facts::Facts;
 
@@ -21,8 +22,10 @@ use super::facts::Facts;
 const PROTOCOL: [u8; 16] = *b"outrider-nodes\0\x01";
 /// Maximum length of a hello or a verdict, in bytes.
 const JSON_BYTES_MAX: u32 = 64 << 10;
-/// Block length of SHA-256, for HMAC.
-const HMAC_BLOCK: usize = 64;
+/// Length of a proof, in bytes.
+const PROOF_BYTES: usize = 32;
+/// Maximum duration of one handshake, and of sending its verdict.
+pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Nonce = [u8; 32];
 
@@ -38,8 +41,10 @@ pub(super) enum Channel {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) node: usize,
-    /// Drawn when the process starts: its three connections belong together.
+    /// Drawn when the process starts.
     pub(super) session: u64,
+    /// Counts the process's attempts to join: the three connections of one belong together.
+    pub(super) attempt: u32,
     pub(super) channel: Channel,
     pub(super) facts: Facts,
 }
@@ -49,12 +54,14 @@ pub(super) struct Hello {
 pub(super) enum Verdict {
     Joined,
     Refused(String),
+    /// Not now, for this reason: the node may try again.
+    Again(String),
 }
 
 /// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HandshakeError {
-    /// The connection failed or ended.
+    /// The connection failed or ended, or node 0 asks for another attempt.
     #[error("{0}")]
     Io(#[from] io::Error),
     /// The other end is no node, or one of another release.
@@ -76,31 +83,38 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    /// Reads the hello of a node that has connected to node 0.
-    pub(super) async fn greet(mut stream: TcpStream, secret: &Secret) -> Result<Self, HandshakeError> {
+    /// Reads the hello of a node that has connected to node 0. Calls `on_begun` once the other end has named
+    /// the protocol. The caller limits the time.
+    pub(super) async fn greet(
+        mut stream: TcpStream,
+        secret: &Secret,
+        on_begun: impl FnOnce(),
+    ) -> Result<Self, HandshakeError> {
         let own = begin(&mut stream).await?;
         let other = read_beginning(&mut stream).await?;
-        let proofs = Proofs { secret: secret.clone(), leader: own, follower: other };
+        on_begun();
+        let proofs = Proofs::new(secret, own, other);
         match read_message(&mut stream, &proofs, b"follower").await {
             Ok(hello) => Ok(Self { stream, hello, proofs }),
             Err(HandshakeError::Refused(reason)) => {
                 let refused = Verdict::Refused(OTHER_SECRET.replace("it has", "node 0 has"));
                 // Without a proof: a stranger could test guesses of the secret with it.
-                write_with_proof(&mut stream, &to_json(&refused)?, [0; 32]).await?;
+                write_with_proof(&mut stream, &to_json(&refused)?, &[0; PROOF_BYTES]).await?;
                 Err(HandshakeError::Refused(reason))
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Sends the verdict, and returns the connection.
+    /// Sends the verdict within [`HANDSHAKE_TIMEOUT`], and returns the connection.
     pub(super) async fn answer(mut self, verdict: &Verdict) -> Result<TcpStream, HandshakeError> {
-        write_message(&mut self.stream, &self.proofs, b"leader", verdict).await?;
+        let written = write_message(&mut self.stream, &self.proofs, b"leader", verdict);
+        timeout(HANDSHAKE_TIMEOUT, written).await.map_err(io::Error::from)??;
         Ok(self.stream)
     }
 }
 
-/// Introduces this node to node 0 at the other end of the connection.
+/// Introduces this node to node 0 at the other end of the connection. The caller limits the time.
 pub(super) async fn introduce(
     mut stream: TcpStream,
     hello: &Hello,
@@ -108,12 +122,13 @@ pub(super) async fn introduce(
 ) -> Result<TcpStream, HandshakeError> {
     let other = read_beginning(&mut stream).await?;
     let own = begin(&mut stream).await?;
-    let proofs = Proofs { secret: secret.clone(), leader: other, follower: own };
+    let proofs = Proofs::new(secret, other, own);
     write_message(&mut stream, &proofs, b"follower", hello).await?;
     let (verdict, is_proven) = read_json(&mut stream, &proofs, b"leader").await?;
     match verdict {
         // Whoever refuses need not know the secret.
         Verdict::Refused(reason) => Err(HandshakeError::Refused(reason)),
+        Verdict::Again(reason) => Err(io::Error::other(reason).into()),
         Verdict::Joined if is_proven => Ok(stream),
         Verdict::Joined => Err(HandshakeError::Refused(OTHER_SECRET.to_owned())),
     }
@@ -145,32 +160,34 @@ async fn read_beginning(stream: &mut TcpStream) -> Result<Nonce, HandshakeError>
     Ok(nonce)
 }
 
-/// What both ends prove themselves with.
+/// What both ends prove themselves with: HMAC-SHA256 of ring, which TLS uses here, too.
 #[derive(Debug)]
 struct Proofs {
-    secret: Secret,
+    key: hmac::Key,
     leader: Nonce,
     follower: Nonce,
 }
 
 impl Proofs {
-    /// HMAC-SHA256 (RFC 2104) over the sender's role, the numbers of both ends and the message.
-    fn of(&self, role: &[u8], message: &[u8]) -> [u8; 32] {
-        hmac(self.secret.expose().as_bytes(), &[role, &self.leader, &self.follower, message])
+    fn new(secret: &Secret, leader: Nonce, follower: Nonce) -> Self {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, secret.expose().as_bytes());
+        Self { key, leader, follower }
     }
-}
 
-fn hmac(secret: &[u8], parts: &[&[u8]]) -> [u8; 32] {
-    let mut key = [0; HMAC_BLOCK];
-    if secret.len() > HMAC_BLOCK {
-        key[..32].copy_from_slice(&Sha256::digest(secret));
-    } else {
-        key[..secret.len()].copy_from_slice(secret);
+    /// The proof of a message from the end with this role.
+    fn of(&self, role: &[u8], message: &[u8]) -> hmac::Tag {
+        hmac::sign(&self.key, &self.proven(role, message))
     }
-    let mut inner = Sha256::new_with_prefix(key.map(|byte| byte ^ 0x36));
-    parts.iter().for_each(|part| inner.update(part));
-    let outer = Sha256::new_with_prefix(key.map(|byte| byte ^ 0x5c)).chain_update(inner.finalize());
-    outer.finalize().into()
+
+    /// Whether this is that proof. Takes the same time for every other one.
+    fn verify(&self, proof: &[u8], role: &[u8], message: &[u8]) -> bool {
+        hmac::verify(&self.key, &self.proven(role, message), proof).is_ok()
+    }
+
+    /// What a proof is over: the sender's role, the numbers of both ends and the message.
+    fn proven(&self, role: &[u8], message: &[u8]) -> Vec<u8> {
+        [role, &self.leader, &self.follower, message].concat()
+    }
 }
 
 async fn write_message<T: Serialize>(
@@ -181,20 +198,16 @@ async fn write_message<T: Serialize>(
 ) -> Result<(), HandshakeError> {
     let json = to_json(message)?;
     let proof = proofs.of(role, &json);
-    write_with_proof(stream, &json, proof).await
+    write_with_proof(stream, &json, proof.as_ref()).await
 }
 
 fn to_json<T: Serialize>(message: &T) -> Result<Vec<u8>, HandshakeError> {
     Ok(serde_json::to_vec(message).map_err(io::Error::other)?)
 }
 
-async fn write_with_proof(
-    stream: &mut TcpStream,
-    json: &[u8],
-    proof: [u8; 32],
-) -> Result<(), HandshakeError> {
+async fn write_with_proof(stream: &mut TcpStream, json: &[u8], proof: &[u8]) -> Result<(), HandshakeError> {
     let len = u32::try_from(json.len()).map_err(io::Error::other)?;
-    stream.write_all(&[&len.to_le_bytes()[..], json, &proof].concat()).await?;
+    stream.write_all(&[&len.to_le_bytes()[..], json, proof].concat()).await?;
     Ok(())
 }
 
@@ -220,10 +233,10 @@ async fn read_json<T: DeserializeOwned>(
     if len > JSON_BYTES_MAX {
         return Err(HandshakeError::Foreign(format!("its message has {len} bytes")));
     }
-    let (mut json, mut proof) = (vec![0; len as usize], [0; 32]);
+    let (mut json, mut proof) = (vec![0; len as usize], [0; PROOF_BYTES]);
     stream.read_exact(&mut json).await?;
     stream.read_exact(&mut proof).await?;
-    let is_proven = proofs.of(role, &json).ct_eq(&proof).into();
+    let is_proven = proofs.verify(&proof, role, &json);
     let message = serde_json::from_slice(&json);
     Ok((
         message.map_err(|error| HandshakeError::Foreign(format!("its message is malformed: {error}")))?,
@@ -239,7 +252,7 @@ mod tests {
 
     fn hello() -> Hello {
         let facts = [("weights".to_owned(), "bf16".to_owned())].into();
-        Hello { node: 1, session: 77, channel: Channel::Sums, facts }
+        Hello { node: 1, session: 77, attempt: 3, channel: Channel::Sums, facts }
     }
 
     async fn connected() -> (TcpStream, TcpStream) {
@@ -254,7 +267,7 @@ mod tests {
         let (follower, leader) = connected().await;
         let [own, other] = secrets.map(Secret::new);
         let lead = async {
-            let guest = Guest::greet(leader, &own).await?;
+            let guest = Guest::greet(leader, &own, || ()).await?;
             let hello = guest.hello.clone();
             guest.answer(&verdict).await?;
             Ok::<_, HandshakeError>(hello)
@@ -268,8 +281,10 @@ mod tests {
     async fn nodes_with_one_secret_hear_each_other() {
         for secret in ["", "sesame"] {
             assert_eq!(shake([secret; 2], Verdict::Joined).await, (Ok(hello()), Ok(())));
-            let refused = Verdict::Refused("weights differ".to_owned());
-            assert_eq!(shake([secret; 2], refused).await, (Ok(hello()), Err("weights differ".to_owned())));
+            for verdict in [Verdict::Refused, Verdict::Again] {
+                let found = shake([secret; 2], verdict("not so".to_owned())).await;
+                assert_eq!(found, (Ok(hello()), Err("not so".to_owned())));
+            }
         }
     }
 
@@ -290,7 +305,7 @@ mod tests {
         let false_leader = async {
             let own = begin(&mut leader).await.unwrap();
             let other = read_beginning(&mut leader).await.unwrap();
-            let proofs = Proofs { secret: Secret::new("guessed"), leader: own, follower: other };
+            let proofs = Proofs::new(&Secret::new("guessed"), own, other);
             let (_, is_proven) = read_json::<Hello>(&mut leader, &proofs, b"follower").await.unwrap();
             assert!(!is_proven);
             write_message(&mut leader, &proofs, b"leader", &Verdict::Joined).await.unwrap();
@@ -312,17 +327,61 @@ mod tests {
         ] {
             let (mut stranger, leader) = connected().await;
             stranger.write_all(bytes).await.unwrap();
-            let said = Guest::greet(leader, &Secret::new("")).await.unwrap_err().to_string();
+            let said = Guest::greet(leader, &Secret::new(""), || ()).await.unwrap_err().to_string();
             assert!(said.starts_with(says), "{said}");
         }
     }
 
+    /// The caller counts a connection as silent until then.
+    #[tokio::test]
+    async fn an_end_has_begun_once_it_has_named_the_protocol() {
+        let has_begun = |bytes: Vec<u8>| async move {
+            let (mut stranger, leader) = connected().await;
+            stranger.write_all(&bytes).await.unwrap();
+            stranger.shutdown().await.unwrap();
+            let mut has_begun = false;
+            Guest::greet(leader, &Secret::new(""), || has_begun = true).await.unwrap_err();
+            has_begun
+        };
+        assert!(!has_begun(Vec::new()).await);
+        assert!(!has_begun(b"GET / HTTP/1.1\r\nHost: node\r\n\r\n".to_vec()).await);
+        assert!(has_begun([&PROTOCOL[..], &[0; 32]].concat()).await);
+    }
+
+    /// The verdict is longer than what both sockets hold.
+    #[tokio::test(start_paused = true)]
+    async fn a_verdict_that_is_not_read_is_given_up() {
+        let (_follower, leader) = connected().await;
+        let proofs = Proofs::new(&Secret::new(""), Nonce::default(), Nonce::default());
+        let guest = Guest { stream: leader, hello: hello(), proofs };
+        let error = guest.answer(&Verdict::Refused("x".repeat(32 << 20))).await.unwrap_err();
+        let is_late = matches!(&error, HandshakeError::Io(error) if error.kind() == io::ErrorKind::TimedOut);
+        assert!(is_late, "{error}");
+    }
+
+    #[test]
+    fn a_proof_is_of_one_secret_one_sender_two_numbers_and_one_message() {
+        let proofs =
+            |secret, leader, follower| Proofs::new(&Secret::new(secret), [leader; 32], [follower; 32]);
+        let own = proofs("sesame", 1, 2);
+        let proof = own.of(b"leader", b"joined");
+        assert!(own.verify(proof.as_ref(), b"leader", b"joined"));
+        assert!(!own.verify(proof.as_ref(), b"follower", b"joined"));
+        assert!(!own.verify(proof.as_ref(), b"leader", b"refused"));
+        for other in [proofs("mustard", 1, 2), proofs("sesame", 2, 2), proofs("sesame", 1, 1)] {
+            assert!(!other.verify(proof.as_ref(), b"leader", b"joined"));
+        }
+    }
+
+    /// Ends of different releases would otherwise refuse each other for their secrets.
     #[test]
     fn the_proof_is_hmac_of_rfc_4231() {
-        let hex = |bytes: [u8; 32]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        let second = hmac(b"Jefe", &[b"what do ya want ", b"for nothing?"]);
-        assert_eq!(hex(second), "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
-        let sixth = hmac(&[0xaa; 131], &[b"Test Using Larger Than Block-Size Key - Hash Key First"]);
-        assert_eq!(hex(sixth), "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+        let hex = |secret: &str, message: &[u8]| {
+            let proofs = Proofs::new(&Secret::new(secret), Nonce::default(), Nonce::default());
+            let tag = hmac::sign(&proofs.key, message);
+            tag.as_ref().iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+        };
+        let second = hex("Jefe", b"what do ya want for nothing?");
+        assert_eq!(second, "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
     }
 }

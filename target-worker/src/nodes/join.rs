@@ -2,6 +2,7 @@
 //! until it lets them in. Each of them opens three connections ([`Channel`]), in order; with the last one it
 //! has joined.
 
+mod greetings;
 mod group;
 #[cfg(test)]
 mod tests;
@@ -14,25 +15,21 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use engine::{NodePeer, Nodes};
-use futures::StreamExt as _;
-use futures::stream::FuturesUnordered;
 use service::health::Health;
+use service::secret::Secret;
 use service::shutdown::Lifetime;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, interval, sleep, timeout, timeout_at};
 
+use self::greetings::{Begun, Greetings};
 use self::group::Group;
 use super::config::{NodesConfig, is_of_this_machine};
 use super::facts::Facts;
-use super::handshake::{Channel, Guest, HandshakeError, Hello, introduce};
+use super::handshake::{Channel, Guest, HANDSHAKE_TIMEOUT, HandshakeError, Hello, introduce};
 use super::link::{Socket, TcpLink};
 use super::pulse::{End, Pulse};
 
-/// Maximum duration of one handshake.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of handshakes at a time.
-const HANDSHAKES_MAX: usize = 32;
 /// Interval between attempts to connect to node 0.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// Interval between lines that say what is waited for.
@@ -106,20 +103,13 @@ pub(super) async fn gather(config: &NodesConfig, facts: Facts, shared: &Shared) 
     let deadline = sleep(config.join_timeout);
     tokio::pin!(deadline);
     let mut progress = interval(PROGRESS_INTERVAL);
-    let mut guests = FuturesUnordered::new();
+    let mut greetings = Greetings::new();
     while !group.is_complete() {
         tokio::select! {
             biased;
             // A node that is gone leaves its place to its successor.
             Some((node, session, end)) = ends.recv() => group.remove(node, session, &end),
-            Some(guest) = guests.next(), if !guests.is_empty() => group.admit(guest).await,
-            accepted = listener.accept(), if guests.len() < HANDSHAKES_MAX => match accepted {
-                Ok((stream, address)) => guests.push(greet(stream, address, config)),
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept a node");
-                    sleep(RETRY_INTERVAL).await;
-                }
-            },
+            // Before what strangers can keep busy.
             () = &mut deadline => bail!(
                 "{} did not join within {:?}: start each node with --node-rank and the --dist-init-addr of node 0",
                 group.missing(), config.join_timeout
@@ -127,6 +117,17 @@ pub(super) async fn gather(config: &NodesConfig, facts: Facts, shared: &Shared) 
             _ = progress.tick() => {
                 tracing::info!(address = config.leader, "waiting for {} to join", group.missing());
             }
+            // Nodes that are known come before connections that may be strangers'.
+            greeted = greetings.next() => group.admit(greeted).await,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, address)) => {
+                    greetings.push(address, |begun| greet((stream, address), &config.secret, begun));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a node");
+                    sleep(RETRY_INTERVAL).await;
+                }
+            },
         }
     }
     let nodes = group.into_nodes()?;
@@ -151,8 +152,8 @@ async fn listen(leader: &str) -> io::Result<TcpListener> {
 /// A connection whose handshake has ended, and its address.
 type Greeted = (SocketAddr, Result<Guest, HandshakeError>);
 
-async fn greet(stream: TcpStream, address: SocketAddr, config: &NodesConfig) -> Greeted {
-    let greeting = timeout(HANDSHAKE_TIMEOUT, Guest::greet(stream, &config.secret)).await;
+async fn greet((stream, address): (TcpStream, SocketAddr), secret: &Secret, begun: Begun) -> Greeted {
+    let greeting = timeout(HANDSHAKE_TIMEOUT, Guest::greet(stream, secret, || begun.set())).await;
     let late = || HandshakeError::Foreign(format!("it said nothing for {HANDSHAKE_TIMEOUT:?}"));
     (address, greeting.unwrap_or_else(|_| Err(late())))
 }
@@ -160,11 +161,11 @@ async fn greet(stream: TcpStream, address: SocketAddr, config: &NodesConfig) -> 
 /// Connects to node 0, again and again until it lets this node in.
 pub(super) async fn join(config: &NodesConfig, facts: Facts, shared: &Shared) -> anyhow::Result<Joined> {
     let NodesConfig { count, node, leader, .. } = config;
-    let session = rand::random();
-    let hello = |channel| Hello { node: *node, session, channel, facts: facts.clone() };
+    let (session, mut attempt) = (rand::random(), 0);
     let deadline = Instant::now() + config.join_timeout;
     let mut next_line = Instant::now();
     let connections = loop {
+        let hello = |channel| Hello { node: *node, session, attempt, channel, facts: facts.clone() };
         let error = match connect(config, &hello).await {
             Ok(connections) => break connections,
             Err(HandshakeError::Io(error)) => error,
@@ -182,6 +183,7 @@ pub(super) async fn join(config: &NodesConfig, facts: Facts, shared: &Shared) ->
             next_line = Instant::now() + PROGRESS_INTERVAL;
         }
         sleep(RETRY_INTERVAL).await;
+        attempt += 1;
     };
     let (sender, ends) = mpsc::channel(ENDS);
     let peer = connections.start((0, session), config, shared, sender)?;

@@ -71,6 +71,12 @@ impl Socket {
         moved((&*self.stream).write(&[byte])).map(drop)
     }
 
+    /// Sends these bytes as the last ones, as far as the socket has room for them.
+    pub(super) fn finish(&self, bytes: &[u8]) -> io::Result<()> {
+        moved((&*self.stream).write(bytes))?;
+        self.stream.shutdown(Shutdown::Write)
+    }
+
     /// The bytes that have arrived, as far as `buffer` holds them; none if there are none.
     pub(super) fn read_some<'a>(&self, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
         let count = moved((&*self.stream).read(buffer))?.unwrap_or(0);

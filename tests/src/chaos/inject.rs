@@ -244,13 +244,7 @@ async fn register(fleet: &Fleet, role: &str, url: &str, lifetime: &Lifetime) -> 
     let uri: DiscoveryUri = fleet.etcd.uri().parse()?;
     let discovery = discovery::open(&uri.into(), lifetime).await?;
     let (id, address) = (format!("chaos {url}"), url.to_owned());
-    let member = Member {
-        id,
-        role: role.to_owned(),
-        address,
-        facts: serde_json::Value::Null,
-        load: discovery::Load::default(),
-    };
+    let member = Member { id, role: role.to_owned(), address, facts: serde_json::Value::Null };
     Ok(discovery.register(member).await?)
 }
 

@@ -273,6 +273,23 @@ def a_streamed_response_equals_the_complete_one(clusters):
 
 
 @check
+def log_probabilities_of_a_response_are_those_of_a_chat_completion(clusters):
+    def scores(tokens):
+        return [(token.token, token.logprob, [(top.token, top.logprob) for top in token.top_logprobs]) for token in tokens]
+
+    expected = clusters.chat(max_completion_tokens=24, logprobs=True, top_logprobs=3).choices[0].logprobs.content
+    request = {"model": clusters.model, "input": CHAT[0]["content"], "max_output_tokens": 24, "extra_body": {"seed": 7}}
+    request |= {"include": ["message.output_text.logprobs"], "top_logprobs": 3}
+    complete_answer = clusters.open.responses.create(**request)
+    assert_equal(len(expected), 24)
+    assert_equal(scores(complete_answer.output[0].content[0].logprobs), scores(expected))
+    events = list(clusters.open.responses.create(**request, stream=True))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert_equal([token for event in deltas for token in scores(event.logprobs)], scores(expected))
+    assert_equal(scores(events[-1].response.output[0].content[0].logprobs), scores(expected))
+
+
+@check
 def a_response_continues_an_earlier_one(clusters):
     def request(**fields):
         settings = {"model": clusters.model, "max_output_tokens": 8, "extra_body": {"seed": 7}}
@@ -514,7 +531,8 @@ def an_output_restricted_to_choices_is_one_of_them(clusters):
 @check
 def required_tools_are_called(clusters):
     named = {"type": "function", "function": {"name": "send"}}
-    for tool_choice, names in (("required", {"get_weather", "send"}), (named, {"send"})):
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    for tool_choice, names in (("required", {"get_weather", "send"}), (named, {"send"}), (allowed, {"send"})):
         fields = {"tools": TOOLS, "tool_choice": tool_choice, "max_completion_tokens": 400}
         complete_answer = clusters.chat(**fields)
         if complete_answer.choices[0].finish_reason == "length":
@@ -543,7 +561,9 @@ def required_tools_are_called(clusters):
 @check
 def speculation_does_not_change_tool_calls_of_responses(clusters):
     tools = [{"type": "function", "strict": True, **tool["function"]} for tool in TOOLS]
-    for tool_choice in ("required", {"type": "function", "name": "send"}):
+    named = {"type": "function", "name": "send"}
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [named]}
+    for tool_choice in ("required", named, allowed):
         request = {"model": clusters.model, "input": CHAT, "tools": tools, "tool_choice": tool_choice, "max_output_tokens": 400}
         request["temperature"] = 0.7
 
@@ -575,7 +595,9 @@ def speculation_does_not_change_tool_calls_of_responses(clusters):
         assert resent.output_text and resent.output_text == stored.output_text, (resent, stored)
     error = assert_raises(
         openai.BadRequestError,
-        lambda: clusters.open.responses.create(model=clusters.model, input=CHAT, tools=[{"type": "web_search"}]),
+        lambda: clusters.open.responses.create(
+            model=clusters.model, input=CHAT, tools=[{"type": "code_interpreter", "container": {"type": "auto"}}]
+        ),
     )
     assert_equal(error.param, "tools[0].type")
 

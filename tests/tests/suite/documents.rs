@@ -109,7 +109,7 @@ fn no_line_of_a_help_page_is_broken_by_wrapping() -> anyhow::Result<()> {
         draft_worker::config::Flags::command(),
         up::UpArgs::augment_args(tool("up")),
         bench::BenchArgs::augment_args(tool("bench")),
-        engine_bench::BenchArgs::augment_args(tool("engine-bench")),
+        engine_bench::EngineBenchArgs::augment_args(tool("engine-bench")),
         check_pair::CheckPairArgs::augment_args(tool("check-pair")),
         completions::CompletionsArgs::augment_args(tool("completions")),
         distill::DistillArgs::augment_args(tool("distill")),

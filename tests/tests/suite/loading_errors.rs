@@ -208,7 +208,7 @@ fn all_bad_settings_are_listed_at_once() -> anyhow::Result<()> {
     ];
     let of_worker = ["threads", "weights", "device", "kv_memory", "grace_seconds", "model"];
     let router =
-        ["--draft-tokens", "9", "--max-sequences", "0", "--tokenize-threads", "0", "--http", "0.0.0.0:80"];
+        ["--draft-tokens", "99", "--max-sequences", "0", "--tokenize-threads", "0", "--http", "0.0.0.0:80"];
     let of_router = ["draft_tokens", "max_sequences", "tokenize_threads", "http"];
     for (program, arguments, fields) in [
         (TARGET, &worker[..], &of_worker[..]),

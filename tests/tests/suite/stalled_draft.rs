@@ -24,10 +24,10 @@ async fn missed(cluster: &ProcessCluster, name: &str) -> anyhow::Result<u64> {
     worker["health"]["missed_deadlines"].as_u64().with_context(|| format!("no count in {worker}"))
 }
 
-/// Whether the draft worker is marked as out, so that no round waits for it.
-async fn is_out(cluster: &ProcessCluster, name: &str) -> anyhow::Result<bool> {
+/// Whether the draft worker is silent to the router, so that no round waits for it.
+async fn is_silent(cluster: &ProcessCluster, name: &str) -> anyhow::Result<bool> {
     let report = LanesReport::of(&cluster.admin_url("router")?).await?;
-    Ok(report.worker(&cluster.worker_url(name)?)?["health"]["is_out"] == true)
+    Ok(report.worker(&cluster.worker_url(name)?)?["health"]["is_silent"] == true)
 }
 
 fn cases() -> anyhow::Result<Vec<Case>> {
@@ -51,7 +51,7 @@ async fn a_stalled_draft_costs_one_deadline_and_is_used_again_once_it_answers() 
     }
     let waited = missed(&cluster, "draft-0").await? - before;
     ensure!(waited == 1, "{waited} deadlines were waited for, by {CONCURRENCY} requests");
-    ensure!(is_out(&cluster, "draft-0").await?, "a worker that says nothing is waited for");
+    ensure!(is_silent(&cluster, "draft-0").await?, "a worker that says nothing is waited for");
     cluster.signal("draft-0", Signal::SIGCONT)?;
     client.wait_for_drafts(&cases[0]).await?;
     for (case, expected) in cases.iter().zip(&expected) {

@@ -232,6 +232,19 @@ fn the_configuration_page_matches_the_code() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A server warns of variables that no server reads, so it has a list of the settings of all of them.
+#[test]
+fn the_list_of_settings_matches_the_code() -> anyhow::Result<()> {
+    let listed: Vec<&str> = service::config::settings().collect();
+    let expected = tests::configuration::settings();
+    ensure!(
+        listed.iter().eq(&expected),
+        "service/src/config/settings.txt must have these lines:\n{}",
+        Vec::from_iter(expected).join("\n")
+    );
+    Ok(())
+}
+
 /// `test = false` of each program saves building it a second time, but tests in it would never run.
 #[test]
 fn programs_contain_no_tests() -> anyhow::Result<()> {

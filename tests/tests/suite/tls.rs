@@ -3,6 +3,7 @@
 
 use anyhow::{Context as _, ensure};
 use router::workers::connection::{RouterIdentity, connect};
+use router::workers::tls::WorkerTls;
 use service::discovery::TARGET;
 use service::tls::ClientTls;
 use tests::authority::{NAME, TestCa};
@@ -12,9 +13,13 @@ use tests::cluster::{Cluster, WorkerKind, plain_answers};
 use tests::pair::PairText;
 use tests::wait::until;
 
+fn for_both_roles(tls: ClientTls) -> WorkerTls {
+    WorkerTls { draft: tls.clone(), target: tls }
+}
+
 /// Tries to attach to a worker, and returns the error.
 async fn refusal(address: &str, tls: Option<ClientTls>) -> anyhow::Result<String> {
-    let identity = RouterIdentity { router_id: 7, tls: tls.map(Into::into) };
+    let identity = RouterIdentity { router_id: 7, tls: tls.map(for_both_roles) };
     match connect(address, TARGET, &identity).await {
         Ok(_) => anyhow::bail!("{address} let it in"),
         Err(error) => Ok(format!("{error:#}")),
@@ -29,7 +34,7 @@ async fn tls_on_every_connection_changes_no_text() -> anyhow::Result<()> {
     let (workers, clients) = (TestCa::new()?, TestCa::new()?);
     let (worker_tls, router_tls) = (workers.client()?, clients.server(false)?);
     let cluster = Cluster::start(|config| {
-        config.worker_tls = Some(worker_tls.into());
+        config.worker_tls = Some(for_both_roles(worker_tls));
         config.tls = Some(router_tls);
     })
     .await?;
@@ -67,7 +72,7 @@ async fn tls_on_every_connection_changes_no_text() -> anyhow::Result<()> {
 async fn workers_reject_a_certificate_for_another_name() -> anyhow::Result<()> {
     let workers = TestCa::new()?;
     let router_tls = workers.named_client()?;
-    let cluster = Cluster::start(|config| config.worker_tls = Some(router_tls.into())).await?;
+    let cluster = Cluster::start(|config| config.worker_tls = Some(for_both_roles(router_tls))).await?;
     let tls = workers.server_for_named()?;
     let target = cluster.add_plain_target(|config| config.tls = Some(tls)).await?;
     let https = format!("https://{}", target.grpc_address());
@@ -83,7 +88,7 @@ async fn workers_reject_a_certificate_for_another_name() -> anyhow::Result<()> {
 async fn a_worker_may_be_known_by_its_name_instead_of_its_address() -> anyhow::Result<()> {
     let workers = TestCa::new()?;
     let router_tls = workers.client()?.expecting(NAME);
-    let cluster = Cluster::start(|config| config.worker_tls = Some(router_tls.into())).await?;
+    let cluster = Cluster::start(|config| config.worker_tls = Some(for_both_roles(router_tls))).await?;
     let tls = workers.named_server()?;
     let target = cluster.add_plain_target(|config| config.tls = Some(tls)).await?;
     let https = format!("https://{}", target.grpc_address());

@@ -18,6 +18,9 @@ const DEFAULT_KV_MEMORY: MemoryLimit = MemoryLimit::Bytes(1 << 30);
 /// Default fraction of GPU memory to use.
 const DEFAULT_GPU_MEMORY_UTILIZATION: f32 = 0.9;
 
+/// Maximum number of compute threads.
+const THREADS_MAX: usize = 512;
+
 /// Maximum time scale; its inverse is the minimum.
 const TIME_SCALE_MAX: f64 = 1_000.0;
 
@@ -54,10 +57,7 @@ impl RawWorker {
         faults.check("model", self.model.is_none(), || {
             "a synthetic engine runs no model: remove --model".to_owned()
         });
-        let in_range = (1.0 / TIME_SCALE_MAX..=TIME_SCALE_MAX).contains(&self.time_scale);
-        faults.check("time_scale", in_range, || {
-            format!("{} is not between {} and {TIME_SCALE_MAX}", self.time_scale, 1.0 / TIME_SCALE_MAX)
-        });
+        faults.check_between("time_scale", self.time_scale, 1.0 / TIME_SCALE_MAX..=TIME_SCALE_MAX);
         let read = std::fs::read_to_string(file).map_err(|error| error.to_string());
         match read.and_then(|text| Profile::parse(&text).map_err(|error| error.to_string())) {
             Ok(profile) => Some(SyntheticConfig { profile: Arc::new(profile), time_scale: self.time_scale }),
@@ -170,10 +170,10 @@ impl RawWorker {
         let kv_memory = self.kv_memory(device.as_ref(), faults);
         let gpu_memory_utilization = self.gpu_memory_utilization(device.as_ref(), faults);
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
-        let threads = self.threads.unwrap_or(cores);
+        let threads = self.threads.unwrap_or_else(|| default_threads(cores));
         self.check_ranges(threads, faults);
         faults.check("pin", !self.pin || matches!(device, None | Some(ComputeDevice::Cpu)), || {
-            "pins CPU threads, but --device is not cpu: remove one of them".to_owned()
+            "pins CPU threads, but --device is not cpu: remove --pin, or use --device cpu".to_owned()
         });
         self.check_isa(faults);
         let tls = self.tls.validate(faults);
@@ -221,13 +221,17 @@ impl RawWorker {
             let is_supported = matches!(ranks, 1 | 2 | 4 | 8);
             faults.check("tensor_parallel", is_supported, || format!("{ranks} is not 1, 2, 4 or 8"));
         }
-        faults
-            .check("threads", (1..=512).contains(&threads), || format!("{threads} is not between 1 and 512"));
-        faults.check("max_batch_rows", (1..=65_536).contains(&self.max_batch_rows), || {
-            format!("{} is not between 1 and 65536", self.max_batch_rows)
-        });
-        faults.check("max_model_len", self.max_model_len != Some(0), || "must be at least 1".to_owned());
+        faults.check_between("threads", threads, 1..=THREADS_MAX);
+        faults.check_between("max_batch_rows", self.max_batch_rows, 1..=65_536);
+        if let Some(max_model_len) = self.max_model_len {
+            faults.check_positive("max_model_len", max_model_len);
+        }
     }
+}
+
+/// Number of compute threads by default, on a machine with `cores` hardware threads.
+fn default_threads(cores: usize) -> usize {
+    cores.min(THREADS_MAX)
 }
 
 #[cfg(test)]
@@ -267,6 +271,26 @@ mod tests {
         for bad in [0.0, -1.0, 1.01, f32::NAN] {
             assert_eq!(part("cuda:0", None, Some(bad)), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn a_machine_of_any_size_starts_with_its_default_of_threads() {
+        for (cores, expected) in [(1, 1), (512, 512), (513, 512), (1_024, 512)] {
+            let threads = default_threads(cores);
+            let mut faults = Faults::new();
+            defaults().check_ranges(threads, &mut faults);
+            assert!(threads == expected && faults.is_empty(), "{cores} cores");
+        }
+    }
+
+    #[test]
+    fn threads_are_pinned_on_the_cpu_only() {
+        let raw = RawWorker { pin: true, device: "cuda:0".to_owned(), ..defaults() };
+        let mut faults = Faults::new();
+        raw.validate(&mut faults);
+        let fault = faults.finish().unwrap_err().to_string();
+        let expected = "pin: pins CPU threads, but --device is not cpu: remove --pin, or use --device cpu";
+        assert!(fault.contains(expected), "{fault}");
     }
 
     #[test]

@@ -122,7 +122,7 @@ impl<D: RoleLogic> ModelExecutor<D> {
         if !self.engine.supports_trees() {
             return 0;
         }
-        let held = self.engine.len(self.slots[&task.slot]);
+        let held = self.engine.len(task.slot);
         let free = self.engine.free_blocks() * u64::from(self.engine.info().kv_block_size);
         self.engine.info().max_model_len.saturating_sub(held).min(u32::try_from(free).unwrap_or(u32::MAX))
     }
@@ -147,7 +147,7 @@ impl<D: RoleLogic> ModelExecutor<D> {
 
     /// Truncates the KV to the ids that stay; for a tree, to one path of it.
     fn truncate_kv(&mut self, task: &Task, keep: u32) -> Result<(), EngineError> {
-        let slot = self.slots[&task.slot];
+        let slot = task.slot;
         let start = task.step.start();
         let held = &task.cached.ids()[start as usize..];
         match (&task.step.work, &task.tree) {

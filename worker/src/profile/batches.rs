@@ -38,8 +38,8 @@ pub(super) fn profile_batches(
     }
     let measured = profile.measured;
     tracing::info!(points = measured.len(), took = ?began.elapsed(), "measured step times of batches");
-    for BatchTimePoint { sequences, rows, kv_tokens, micros } in &measured {
-        tracing::debug!(sequences, rows, kv_tokens, micros, "measured step time of a batch");
+    for BatchTimePoint { sequences, rows, context, micros } in &measured {
+        tracing::debug!(sequences, rows, kv_tokens = context, micros, "measured step time of a batch");
     }
     measured
 }
@@ -54,7 +54,7 @@ impl BatchProfile<'_> {
         let is_measured = self
             .measured
             .iter()
-            .any(|point| (point.sequences, point.kv_tokens) == (sequences, u64::from(context)));
+            .any(|point| (point.sequences, point.context) == (sequences, u64::from(context)));
         if is_measured || !has_blocks {
             return;
         }
@@ -77,7 +77,7 @@ impl BatchProfile<'_> {
         }
         for rows_each in PROFILED_BATCH_ROWS {
             let rows = sequences * rows_each;
-            let mut point = BatchTimePoint { sequences, rows, kv_tokens: context.into(), micros: 0 };
+            let mut point = BatchTimePoint { sequences, rows, context: context.into(), micros: 0 };
             let times = StepTimes::with_batches(self.step_times, &self.measured);
             let expected = duration_of_micros(times.micros(point.forward()));
             // Without such rows in the table, neither this time nor the cost of KV could be told.

@@ -1,7 +1,7 @@
 //! The device thread without a model: an executor that counts blocks and answers at once.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use scheduling::cost::StepTimePoint;
 use service::metrics::Metrics;
@@ -152,6 +152,15 @@ impl<M: StepExecutor> Bench<M> {
         let steps = steps.into_iter().map(|step| SentStep { step, span_id: 0 }).collect();
         let (router, stream) = (RouterId(router), StreamId(stream));
         self.step_loop.receive(Message::Frame { router, stream, steps, closes, received: Instant::now() });
+    }
+
+    /// Makes the running tasks older, as if this much time had passed since their last event.
+    pub(super) fn age_running(&mut self, time: Duration) {
+        for task in &mut self.step_loop.running {
+            task.received -= time;
+            task.started -= time;
+            task.first_forward = task.first_forward.map(|began| began - time);
+        }
     }
 
     pub(super) fn blocks_used(&self) -> u64 {

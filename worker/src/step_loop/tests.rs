@@ -100,8 +100,8 @@ fn the_wait_of_an_admitted_step_for_its_forward_is_queue_time() {
     let step = bench.step(1, 1, &[], &[1]);
     bench.receive((1, 1), vec![step], &[]);
     bench.step_loop.admit_waiting();
-    let wait = Duration::from_millis(10);
-    std::thread::sleep(wait);
+    let wait = Duration::from_secs(1);
+    bench.age_running(wait);
     let Decision::Run(batch) = bench.step_loop.next_forward() else { panic!("nothing else is awaited") };
     let timing = bench.step_loop.forward(&batch);
     assert!(u128::from(timing.queue_us) >= wait.as_micros(), "{timing:?}");
@@ -115,9 +115,9 @@ fn the_wait_of_a_step_that_gets_no_rows_is_queue_time() {
     let steps = vec![bench.step(1, 1, &[], &[1]), bench.step(2, 1, &[], &[2])];
     bench.receive((1, 1), steps, &[]);
     bench.step_loop.admit_waiting();
-    let wait = Duration::from_millis(10);
+    let wait = Duration::from_secs(1);
     let queue_us = [Duration::ZERO, wait].map(|wait| {
-        std::thread::sleep(wait);
+        bench.age_running(wait);
         let Decision::Run(batch) = bench.step_loop.next_forward() else { panic!("nothing else is awaited") };
         u128::from(bench.step_loop.forward(&batch).queue_us)
     });
@@ -357,7 +357,7 @@ fn a_client_that_leaves_in_the_middle_of_a_step_frees_its_blocks() {
 #[test]
 fn a_step_counts_as_back_when_it_came_and_not_when_it_is_read() {
     // A forward takes 20 s for any number of rows.
-    let times = [1, 64].map(|rows| StepTimePoint { rows, kv_tokens: 0, micros: 20_000_000 });
+    let times = [1, 64].map(|rows| StepTimePoint { rows, context: 0, micros: 20_000_000 });
     let mut bench = Bench::with_step_times(100, &times);
     let _replies = bench.open(1, 1);
     let away = Duration::from_secs(4);

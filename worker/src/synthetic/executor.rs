@@ -17,7 +17,7 @@ use speculation::{AcceptanceMode, Refusal, RefusalCause, ReplyBody, Role, Sequen
 
 use crate::Task;
 use crate::executor::{ExecutorStats, OutOfKvBlocks, StepExecutor};
-use crate::task::Slot;
+use crate::task::{Slot, take_finished};
 
 /// An executor that simulates a profile; see the module documentation.
 #[derive(Debug)]
@@ -199,23 +199,14 @@ impl StepExecutor for SyntheticExecutor {
             return Err(OutOfKvBlocks);
         }
         self.forward(tasks, &shares);
-        let mut bodies: HashMap<usize, ReplyBody> = HashMap::new();
+        let mut finished = Vec::new();
         for share in &shares {
             let task = &mut tasks[share.index];
             task.has_run = true;
-            if let Some(body) = self.process_chunk(task, share) {
-                bodies.insert(share.index, body);
-            }
+            let body = self.process_chunk(task, share);
+            finished.extend(body.map(|body| (share.index, body)));
         }
-        let (mut finished, mut left) = (Vec::with_capacity(bodies.len()), VecDeque::new());
-        for (index, task) in tasks.drain(..).enumerate() {
-            match bodies.remove(&index) {
-                Some(body) => finished.push((task, body)),
-                None => left.push_back(task),
-            }
-        }
-        *tasks = left;
-        Ok(finished)
+        Ok(take_finished(tasks, finished))
     }
 
     fn blocks_held(&self, slot: Slot) -> u64 {

@@ -71,7 +71,7 @@ pub fn load(
     let assets = vocabulary::assets(profile.vocab_size)?;
     let executor = SyntheticExecutor::new(Arc::clone(profile), role, (max_model_len, synthetic.time_scale));
     let round_trip = round_trip(profile, synthetic.time_scale);
-    Ok(LoadedWorker { executor, facts, assets: Some(assets), draft_ahead: 0, round_trip })
+    Ok(LoadedWorker { round_trip, ..LoadedWorker::new(executor, facts, Some(assets)) })
 }
 
 /// Simulated round-trip time of messages.

@@ -48,15 +48,9 @@ struct ServedModel {
     is_timed: bool,
 }
 
-const MODELS: [ServedModel; 3] = [
+const MODELS: [ServedModel; 2] = [
     ServedModel { title: "Llama 3 8B, one GPU", config: LLAMA_8B, ranks: 1, is_timed: true },
     ServedModel { title: "Llama 3 70B, each of eight GPUs", config: LLAMA_70B, ranks: 8, is_timed: false },
-    ServedModel {
-        title: "Llama 3 70B, one GPU (the weights are more than an H100 holds)",
-        config: LLAMA_70B,
-        ranks: 1,
-        is_timed: false,
-    },
 ];
 
 /// What a step asks of the first GPU.

@@ -183,11 +183,17 @@ impl EventEncoder for MessageEvents {
         write_named_event("message_start", &json!({ "type": "message_start", "message": message }), events);
     }
 
-    fn on_delta(&mut self, _text: &TextStream, delta: TextDelta, events: &mut Vec<u8>) {
+    fn on_delta(
+        &mut self,
+        _text: &TextStream,
+        delta: TextDelta,
+        events: &mut Vec<u8>,
+    ) -> Result<(), RouterError> {
         self.finish = self.finish.or(delta.finish);
         for part_event in self.output.push(&delta.text, delta.finish.is_some()) {
             self.write_part_event(part_event, events);
         }
+        Ok(())
     }
 
     fn on_end(&mut self, text: &TextStream, events: &mut Vec<u8>) {

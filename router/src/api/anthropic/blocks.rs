@@ -5,11 +5,11 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
-use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use text::parse_arguments;
 
 use crate::api::conversation::ConversationBuilder;
+use crate::api::exact_arguments::read_fields;
 use crate::error::RouterError;
 
 /// A text, or a list of blocks.
@@ -39,15 +39,13 @@ impl<'de> Deserialize<'de> for Content {
 }
 
 /// The fields of a block.
-#[derive(Debug, Deserialize)]
-#[serde(expecting = "a block, which is an object")]
-pub(super) struct Fields {
-    /// The arguments of a call. They stay JSON until they are read, as a [`Value`] holds no integers beyond
-    /// 64 bits.
-    #[serde(default)]
-    input: Option<Box<RawValue>>,
-    #[serde(flatten)]
-    others: Map<String, Value>,
+#[derive(Debug)]
+pub(super) struct Fields(Map<String, Value>);
+
+impl<'de> Deserialize<'de> for Fields {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        read_fields(&["input"], "a block, which is an object", deserializer).map(Self)
+    }
 }
 
 /// One block of a message.
@@ -59,10 +57,19 @@ struct Block<'a> {
 impl Content {
     /// Joins the text of all blocks, for fields that allow only text.
     pub(super) fn into_text(self, path: &str) -> Result<String, RouterError> {
+        self.join(path, |block| block.only_text())
+    }
+
+    /// Joins what `text_of` returns of each block.
+    fn join(
+        self,
+        path: &str,
+        text_of: impl Fn(&Block<'_>) -> Result<String, RouterError>,
+    ) -> Result<String, RouterError> {
         match self {
             Self::Text(text) => Ok(text),
             Self::Blocks(blocks) => {
-                let text = |(idx, fields)| Block { path: format!("{path}[{idx}]"), fields }.only_text();
+                let text = |(idx, fields)| text_of(&Block { path: format!("{path}[{idx}]"), fields });
                 Ok(blocks.iter().enumerate().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
             }
         }
@@ -113,17 +120,26 @@ impl Content {
 
 impl Block<'_> {
     fn kind(&self) -> &str {
-        self.fields.others.get("type").and_then(Value::as_str).unwrap_or_default()
+        self.fields.0.get("type").and_then(Value::as_str).unwrap_or_default()
     }
 
     fn only_text(&self) -> Result<String, RouterError> {
-        match self.fields.others.get("text").and_then(Value::as_str) {
+        match self.fields.0.get("text").and_then(Value::as_str) {
             Some(text) if self.kind() == "text" => Ok(text.to_owned()),
             _ => {
-                let message =
-                    format!("{} must be a text block, not one of type `{}`", self.path, self.kind());
-                Err(RouterError::invalid(&self.path, message))
+                let expected = format!("a text block, not one of type `{}`", self.kind());
+                Err(RouterError::must_be(&self.path, expected))
             }
+        }
+    }
+
+    /// The text of a block of a tool's result. A reference to a tool becomes the tool's name: the prompt
+    /// describes the tool with all others of the request.
+    fn result_text(&self) -> Result<String, RouterError> {
+        if self.kind() == "tool_reference" {
+            self.text("tool_name").map(str::to_owned)
+        } else {
+            self.only_text()
         }
     }
 
@@ -134,18 +150,20 @@ impl Block<'_> {
     }
 
     fn text(&self, field: &str) -> Result<&str, RouterError> {
-        let path = || format!("{}.{field}", self.path);
-        let text = self.fields.others.get(field).and_then(Value::as_str);
-        text.ok_or_else(|| RouterError::invalid(path(), format!("{} must be a string", path())))
+        let text = self.fields.0.get(field).and_then(Value::as_str);
+        text.ok_or_else(|| RouterError::must_be(&format!("{}.{field}", self.path), "a string"))
     }
 
     fn call(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
         let path = format!("{}.input", self.path);
-        let invalid = |why: &str| RouterError::invalid(&path, format!("{path} must be an object{why}"));
-        let json = self.fields.input.as_ref().map(|input| input.get()).filter(|json| json.starts_with('{'));
-        let arguments = parse_arguments(json.ok_or_else(|| invalid(""))?)
-            .map_err(|error| invalid(&format!(": {error}")))?;
-        builder.push_tool_call(self.text("id")?, self.text("name")?, arguments);
+        let arguments = match self.fields.0.get("input") {
+            Some(Value::Object(fields)) => Some(fields.clone().into()),
+            // An object with an integer beyond 64 bits, which was read as text.
+            Some(Value::String(json)) => parse_arguments(json).ok().filter(Value::is_string),
+            _ => None,
+        };
+        let invalid = || RouterError::must_be(&path, "an object");
+        builder.push_tool_call(self.text("id")?, self.text("name")?, arguments.ok_or_else(invalid)?);
         Ok(())
     }
 
@@ -153,13 +171,12 @@ impl Block<'_> {
     /// report the error.
     fn result(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
         let path = format!("{}.content", self.path);
-        let content = self.fields.others.get("content").filter(|content| !content.is_null());
+        let content = self.fields.0.get("content").filter(|content| !content.is_null());
         let output = match content.map(Content::deserialize) {
             None => String::new(),
-            Some(Ok(content)) => content.into_text(&path)?,
+            Some(Ok(content)) => content.join(&path, |block| block.result_text())?,
             Some(Err(_)) => {
-                let message = format!("{path} must be a string or a list of text blocks");
-                return Err(RouterError::invalid(&path, message));
+                return Err(RouterError::must_be(&path, "a string or a list of text blocks"));
             }
         };
         builder.push_tool_result(&format!("{}.tool_use_id", self.path), self.text("tool_use_id")?, output)

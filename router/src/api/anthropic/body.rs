@@ -18,7 +18,7 @@ use crate::error::RouterError;
 use crate::request::RawRequest;
 use crate::request::raw::{FieldNames, RawPrompt, RawSampling};
 use crate::request::structure::RawGrammar;
-use crate::request::tools::ToolChoice;
+use crate::request::tools::{AllowedTools, ToolChoice};
 use text::ConversationMessage;
 
 /// A request body.
@@ -45,6 +45,8 @@ pub(super) struct Body {
     priority: Option<i64>,
     task_type: Option<String>,
     speculation: Option<Object<SpeculationSettings>>,
+    // vLLM's.
+    cache_salt: Option<String>,
 
     tools: Option<Vec<Value>>,
     tool_choice: Option<Object<RawToolChoice>>,
@@ -69,6 +71,9 @@ pub(super) struct Body {
     _inference_geo: IgnoredAny,
     #[serde(rename = "cache_control")]
     _cache_control: IgnoredAny,
+    // Asks why a prefix was not cached; Claude Code sends it.
+    #[serde(rename = "diagnostics")]
+    _diagnostics: IgnoredAny,
 }
 
 #[derive(Debug, Deserialize)]
@@ -91,12 +96,11 @@ struct Thinking {
 
 impl Thinking {
     fn check(&self) -> Result<(), RouterError> {
-        if matches!(self.r#type.as_str(), "enabled" | "adaptive" | "disabled") {
+        let known = ["enabled", "adaptive", "disabled"];
+        if known.contains(&self.r#type.as_str()) {
             return Ok(());
         }
-        let field = "thinking.type";
-        let message = format!("{field} must be one of enabled, adaptive, disabled, not `{}`", self.r#type);
-        Err(RouterError::invalid(field, message))
+        Err(RouterError::not_one_of("thinking.type", &known, &self.r#type))
     }
 }
 
@@ -106,6 +110,9 @@ impl Thinking {
 struct OutputConfig {
     #[serde(rename = "effort")]
     _effort: IgnoredAny,
+    // A hint to the model, not a limit.
+    #[serde(rename = "task_budget")]
+    _task_budget: IgnoredAny,
     format: Option<Object<OutputFormat>>,
 }
 
@@ -133,8 +140,8 @@ impl RawToolChoice {
     /// Returns which calls are requested, and whether several are allowed.
     fn read(self) -> Result<(ToolChoice, bool), RouterError> {
         let choice = match (self.r#type.as_str(), self.name) {
-            ("auto", None) => ToolChoice::Auto,
-            ("any", None) => ToolChoice::Required,
+            ("auto", None) => ToolChoice::default(),
+            ("any", None) => ToolChoice::Required(AllowedTools::All),
             ("none", None) => ToolChoice::None,
             ("tool", Some(name)) => ToolChoice::Named(name),
             ("tool", None) => {
@@ -150,9 +157,8 @@ impl RawToolChoice {
                 return Err(RouterError::invalid(field, message));
             }
             (other, _) => {
-                let field = "tool_choice.type";
-                let message = format!("{field} must be one of auto, any, tool, none, not `{other}`");
-                return Err(RouterError::invalid(field, message));
+                let known = ["auto", "any", "tool", "none"];
+                return Err(RouterError::not_one_of("tool_choice.type", &known, other));
             }
         };
         Ok((choice, self.disable_parallel_tool_use != Some(true)))
@@ -179,7 +185,7 @@ impl Body {
         let grammar = self.take_grammar()?;
         let tool_format = ToolFormat::InputSchema;
         let (choice, parallel) =
-            self.tool_choice.map_or(Ok((ToolChoice::Auto, true)), |Object(choice)| choice.read())?;
+            self.tool_choice.map_or(Ok((ToolChoice::default(), true)), |Object(choice)| choice.read())?;
         let mut tools = tool_format.parse(self.tools.unwrap_or_default(), choice, Some(parallel))?;
         let mut template_kwargs = Map::new();
         tools.set_template_tools(&mut template_kwargs);
@@ -191,10 +197,9 @@ impl Body {
             self.messages.ok_or_else(|| RouterError::invalid("messages", "messages is required"))?;
         for (idx, Object(RawMessage { role, content })) in messages.into_iter().enumerate() {
             // Claude Code sends messages of the system between those of the user.
-            if !matches!(role.as_str(), "user" | "assistant" | "system") {
-                let path = format!("messages[{idx}].role");
-                let problem = format!("{path} must be one of user, assistant, system, not `{role}`");
-                return Err(RouterError::invalid(path, problem));
+            let known = ["user", "assistant", "system"];
+            if !known.contains(&role.as_str()) {
+                return Err(RouterError::not_one_of(&format!("messages[{idx}].role"), &known, &role));
             }
             content.read(&format!("messages[{idx}].content"), &role, &mut builder)?;
         }
@@ -216,6 +221,7 @@ impl Body {
             priority: self.priority,
             task_type: self.task_type.or(header_task_type),
             speculation: self.speculation.map(|Object(speculation)| speculation.into()).unwrap_or_default(),
+            cache_salt: self.cache_salt,
             tools: tools.raw,
             grammar,
             names: FieldNames { prompt: "messages", stop: "stop_sequences", ..FieldNames::default() },

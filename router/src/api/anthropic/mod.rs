@@ -15,7 +15,7 @@ use serde_json::json;
 use self::answer::{ErrorMessage, Message, MessageEvents, StopReason};
 use self::body::{Body, MessageOptions};
 use super::buffered_response::buffered_response;
-use super::handler::{ApiFormat, BodyContext, collect_text, handle_request};
+use super::handler::{ApiFormat, BodyContext, CollectedOutput, collect_output, handle_request};
 use super::json::to_json;
 use super::parsed_output::ParsedOutput;
 use super::sse;
@@ -103,7 +103,8 @@ impl ApiFormat for Messages {
             let writer = MessageEvents::new(text.info());
             return Ok(sse::respond(text, writer, state.keep_alive));
         }
-        let (output_text, finish, reservation) = collect_text(state, &mut text).await?;
+        let collected = collect_output(state, &mut text).await?;
+        let CollectedOutput { text: output_text, finish, reservation, .. } = collected;
         let output = ParsedOutput::parse(&text.info().output, &output_text);
         let stop = StopReason::new(finish, output.has_calls(), text.stop_string(0));
         let message = Message::complete(text.info(), output.parts(), stop, &text.usage());

@@ -173,8 +173,7 @@ impl Prediction {
     fn into_text(self) -> Result<String, RouterError> {
         let Self { kind, content: Content(text) } = self;
         if kind != "content" {
-            let message = format!("prediction.type must be content, not `{kind}`");
-            return Err(RouterError::invalid("prediction.type", message));
+            return Err(RouterError::must_be("prediction.type", format_args!("content, not `{kind}`")));
         }
         Ok(text)
     }
@@ -312,7 +311,7 @@ impl Body {
             let parsed = ToolFormat::Nested.parse(tools, choice, self.parallel_tool_calls)?;
             return Ok((parsed, CallField::ToolCalls));
         }
-        if !tools.is_empty() || choice != ToolChoice::Auto {
+        if !tools.is_empty() || choice != ToolChoice::default() {
             let field = if functions.is_empty() { "function_call" } else { "functions" };
             let message = format!(
                 "{field} cannot be combined with tools or tool_choice: send only these, which are newer"
@@ -389,7 +388,7 @@ impl Body {
 
     /// Returns the number of top log probabilities to report, and the field that sets it.
     fn logprobs(&self, operation: Operation) -> Result<(Option<i64>, &'static str), RouterError> {
-        let wrong_type = |expected| RouterError::invalid("logprobs", format!("logprobs must be {expected}"));
+        let wrong_type = |expected: &str| RouterError::must_be("logprobs", expected);
         match (operation, self.logprobs) {
             (Operation::Chat, Some(Logprobs::Switch(true))) => {
                 Ok((Some(self.top_logprobs.unwrap_or(0)), "top_logprobs"))

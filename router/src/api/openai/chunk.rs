@@ -13,9 +13,9 @@ use super::response::{
 use super::tools::{CallField, FunctionBody, ToolCallBody};
 use crate::api::functions::call_id;
 use crate::api::json::SERIALIZABLE;
-use crate::api::output_deltas::{OutputDelta, OutputDeltas};
 use crate::api::sse::{EventEncoder, write_event};
 use crate::error::RouterError;
+use crate::output::{OutputDelta, OutputParser};
 use crate::pipeline::text_delta::{Part, ResponseInfo, TextDelta};
 use crate::pipeline::text_stream::TextStream;
 use crate::request::{Operation, Usage};
@@ -31,7 +31,7 @@ pub(super) struct ChunkWriter {
     /// Whether each choice has sent its first chunk.
     has_begun: Vec<bool>,
     /// One parser per choice of a chat completion whose output has more than content.
-    parsers: Vec<OutputDeltas>,
+    parsers: Vec<OutputParser>,
     /// JSON before and after the choice, equal in every chunk.
     frame: [Vec<u8>; 2],
     /// Number of output tokens in chunks written so far; usage at that point, if every chunk reports it.
@@ -46,7 +46,7 @@ impl ChunkWriter {
         let frame = frame(&envelope((operation, options), info, NO_CHOICES));
         let is_parsed = operation == Operation::Chat && !info.output.is_plain();
         let num_parsers = if is_parsed { info.num_choices } else { 0 };
-        let parsers = (0..num_parsers).map(|_| OutputDeltas::new(&info.output)).collect();
+        let parsers = (0..num_parsers).map(|_| OutputParser::new(&info.output)).collect();
         Self {
             operation,
             options,
@@ -251,9 +251,15 @@ impl ChunkWriter {
 impl EventEncoder for ChunkWriter {
     fn on_start(&mut self, _text: &TextStream, _events: &mut Vec<u8>) {}
 
-    fn on_delta(&mut self, text: &TextStream, delta: TextDelta, events: &mut Vec<u8>) {
+    fn on_delta(
+        &mut self,
+        text: &TextStream,
+        delta: TextDelta,
+        events: &mut Vec<u8>,
+    ) -> Result<(), RouterError> {
         self.update_usage(text, &delta);
         self.append(text, delta, events);
+        Ok(())
     }
 
     fn on_end(&mut self, text: &TextStream, events: &mut Vec<u8>) {

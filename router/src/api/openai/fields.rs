@@ -59,15 +59,19 @@ pub const FIELDS: &[Field] = &[
     chat(
         "messages",
         "[{\"role\": \"user\", \"content\": \"hi\"}]",
-        "roles system, developer, user, assistant, tool, function (the older form of tool); text parts only",
+        "up to 2,048; roles system, developer, user, assistant, tool, function (the older form of tool); text parts only",
     ),
-    completions("prompt", "\"hi\"", "a text, several texts, token ids, or several lists of token ids"),
+    completions(
+        "prompt",
+        "\"hi\"",
+        "a text, up to 128 texts, token ids, or up to 128 lists of token ids; prompts times `n` up to 128",
+    ),
     both(Honoured, "stream", "true", ""),
     both(
         Honoured,
         "stream_options",
         "{\"include_usage\": true}",
-        "`include_usage`; `continuous_usage_stats` (vLLM's): every chunk reports the usage so far; `include_speculation` (ours): each chunk reports how many of its tokens were drafted; only with `stream`",
+        "`include_usage`; `continuous_usage_stats` (vLLM's): every chunk reports the usage so far; `include_speculation` (ours): each chunk reports how many of its tokens were drafted; `include_obfuscation` has no effect; only with `stream`",
     ),
     both(Honoured, "temperature", "0.5", "0 to 2; default 1"),
     both(Honoured, "top_p", "0.5", ""),
@@ -76,7 +80,7 @@ pub const FIELDS: &[Field] = &[
     both(Honoured, "repetition_penalty", "1.1", "over prompt and output"),
     both(Honoured, "frequency_penalty", "0.5", ""),
     both(Honoured, "presence_penalty", "0.5", ""),
-    both(Honoured, "logit_bias", "{\"5\": 1}", "by token id"),
+    both(Honoured, "logit_bias", "{\"5\": 1}", "by token id, up to 1,024"),
     both(
         Honoured,
         "allowed_token_ids",
@@ -97,11 +101,11 @@ pub const FIELDS: &[Field] = &[
     ),
     both(Honoured, "max_completion_tokens", "5", "the newer name of `max_tokens`"),
     both(Honoured, "min_tokens", "1", "vLLM's"),
-    both(Honoured, "n", "2", ""),
+    both(Honoured, "n", "2", "up to 128"),
     both(Honoured, "best_of", "1", "must equal `n`"),
     both(Honoured, "seed", "7", "the response contains the seed that was used; -1: drawn by the router"),
     both(Honoured, "stop", "[\"x\"]", "up to 64 strings of up to 512 bytes, together 8,192"),
-    both(Honoured, "stop_token_ids", "[5]", "vLLM's"),
+    both(Honoured, "stop_token_ids", "[5]", "vLLM's: up to 128"),
     both(
         Honoured,
         "include_stop_str_in_output",
@@ -157,7 +161,12 @@ pub const FIELDS: &[Field] = &[
         "5",
         "vLLM's: only this many tokens at the end of a prompt are kept; -1: as many as fit",
     ),
-    both(Honoured, "cache_salt", "\"x\"", "vLLM's: requests with different salts share no cached prefix"),
+    both(
+        Honoured,
+        "cache_salt",
+        "\"x\"",
+        "vLLM's: requests with different salts share no cached prefix; up to 1,024 bytes",
+    ),
     both(
         Honoured,
         "store",
@@ -169,7 +178,7 @@ pub const FIELDS: &[Field] = &[
         Honoured,
         "task_type",
         "\"code\"",
-        "ours: the task type of the request; also the header `x-task-type`",
+        "ours: the task type of the request, up to 64 characters; also the header `x-task-type`",
     ),
     both(
         Honoured,
@@ -194,13 +203,13 @@ pub const FIELDS: &[Field] = &[
     chat(
         "tools",
         "[{\"type\": \"function\", \"function\": {\"name\": \"f\"}}]",
-        "functions only; the chat template determines the call format: Hermes, Llama 3 or Mistral",
+        "up to 128, functions only; the chat template determines the call format: Hermes, Llama 3 or Mistral",
     ),
     both(
         Honoured,
         "tool_choice",
         "\"none\"",
-        "`none`, `auto`, `required` or a tool; the last two constrain the output with a grammar",
+        "`none`, `auto`, `required`, a tool or `allowed_tools` (only these may be called, the prompt describes all); a required call constrains the output with a grammar, to at most 16 calls",
     ),
     both(Honoured, "parallel_tool_calls", "true", "false: at most one call"),
     chat(

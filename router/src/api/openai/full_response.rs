@@ -5,7 +5,7 @@ use serde::Serialize;
 use speculation::{FinishReason, TokenId};
 
 use super::body::CompletionOptions;
-use super::logprobs::{ChatLogprobs, CompletionLogprobs, PromptScores};
+use super::logprobs::{ChatLogprobs, CompletionLogprobs, PromptScores, json_bytes, num_top};
 use super::response::{AssistantMessage, ChatChoice, CompletionChoice, Envelope};
 use crate::api::buffered_response::buffered_response;
 use crate::api::functions::call_id;
@@ -14,7 +14,7 @@ use crate::api::json::to_json;
 use crate::api::parsed_output::ParsedOutput;
 use crate::detokenize::OutputToken;
 use crate::error::RouterError;
-use crate::pipeline::response_memory::MemoryReservation;
+use crate::pipeline::buffer_memory::MemoryReservation;
 use crate::pipeline::text_delta::Part;
 use crate::pipeline::text_stream::TextStream;
 use crate::request::Operation;
@@ -31,10 +31,6 @@ struct CompletedChoice {
     token_ids: Option<Vec<TokenId>>,
     finish: Option<FinishReason>,
 }
-
-/// Approximate JSON size of one token, without top log probabilities, and of each of those.
-const TOKEN_BYTES: usize = 96;
-const TOP_TOKEN_BYTES: usize = 80;
 
 /// Approximate JSON size of each token, and of each of its top tokens, in a prompt's log probabilities.
 const RANKED_TOKEN_BYTES: usize = 112;
@@ -96,16 +92,8 @@ fn prompt_ids_bytes(text: &TextStream, operation: Operation, options: Completion
     (0..num_copies).map(|choice| ID_BYTES * text.prompt_token_ids(choice).len()).sum()
 }
 
-fn json_bytes(tokens: &[OutputToken]) -> usize {
-    tokens.iter().map(|token| TOKEN_BYTES + TOP_TOKEN_BYTES * num_top(token)).sum()
-}
-
 fn prompt_scores_bytes(tokens: &[OutputToken]) -> usize {
     tokens.iter().map(|token| RANKED_TOKEN_BYTES * (1 + num_top(token))).sum()
-}
-
-fn num_top(token: &OutputToken) -> usize {
-    token.logprobs.as_ref().map_or(0, |logprobs| logprobs.top.len())
 }
 
 fn chat(

@@ -4,7 +4,9 @@
 use serde_json::{Value, json};
 
 use super::message::Message;
+use super::shapes::Content;
 use crate::api::disabled::is_disabled;
+use crate::api::exact_arguments::{FlatCall, NestedCall};
 use crate::api::functions::parse_arguments;
 use crate::error::RouterError;
 use crate::request::tools::ToolChoice;
@@ -14,15 +16,12 @@ const FUNCTION_CALL: &str = "function_call";
 
 /// Reads `function_call` of a request.
 pub(super) fn parse_choice(choice: Option<&Value>) -> Result<ToolChoice, RouterError> {
-    let Some(choice) = choice else { return Ok(ToolChoice::Auto) };
+    let Some(choice) = choice else { return Ok(ToolChoice::default()) };
     match choice["name"].as_str() {
         Some(name) => Ok(ToolChoice::Named(name.to_owned())),
         None if choice == "none" => Ok(ToolChoice::None),
-        None if is_disabled(FUNCTION_CALL, choice) => Ok(ToolChoice::Auto),
-        None => {
-            let message = format!(r#"{FUNCTION_CALL} must be one of none, auto, or {{"name": ..}}"#);
-            Err(RouterError::invalid(FUNCTION_CALL, message))
-        }
+        None if is_disabled(FUNCTION_CALL, choice) => Ok(ToolChoice::default()),
+        None => Err(RouterError::must_be(FUNCTION_CALL, r#"one of none, auto, or {"name": ..}"#)),
     }
 }
 
@@ -36,11 +35,11 @@ pub(super) struct FunctionCalls {
 impl FunctionCalls {
     /// Rewrites a message that has this form.
     pub(super) fn rewrite(&mut self, idx: usize, message: &mut Message) -> Result<(), RouterError> {
-        let call = message.function_call.take().filter(|call| !is_disabled(FUNCTION_CALL, call));
-        if let Some(call) = call {
+        let call = message.function_call.take().map(|FlatCall(call)| call);
+        if let Some(call) = call.filter(|call| !is_disabled(FUNCTION_CALL, call)) {
             let id = format!("call_{idx}");
             let call = json!({ "id": id, "type": "function", "function": read_call(idx, message, call)? });
-            message.tool_calls = Some(vec![call]);
+            message.tool_calls = Some(vec![NestedCall(call)]);
             self.last_id = Some(id);
         }
         if message.role == "function" {
@@ -51,6 +50,8 @@ impl FunctionCalls {
             };
             message.role = "tool".to_owned();
             message.tool_call_id = Some(id.clone());
+            // A function may return nothing.
+            message.content.get_or_insert_with(|| Content(String::new()));
         }
         Ok(())
     }

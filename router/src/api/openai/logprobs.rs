@@ -1,5 +1,5 @@
-//! Log probabilities in OpenAI's two formats: for chat completions, and the older one for completions. Those
-//! of a prompt are in vLLM's format.
+//! Log probabilities in OpenAI's two formats: for chat completions and responses, and the older one for
+//! completions. Those of a prompt are in vLLM's format.
 
 use serde::{Serialize, Serializer};
 use speculation::{TokenId, TokenLogprobs};
@@ -34,18 +34,63 @@ struct ScoredToken {
 impl ChatLogprobs {
     /// One entry per token, including the stop token.
     pub fn new(vocabulary: &Vocabulary, tokens: &[OutputToken]) -> Self {
+        let entry = |token: &OutputToken| ChatToken::new(vocabulary, token);
+        Self { content: tokens.iter().filter_map(entry).collect(), refusal: None }
+    }
+}
+
+impl ChatToken {
+    /// `None` for a token without log probabilities.
+    fn new(vocabulary: &Vocabulary, token: &OutputToken) -> Option<Self> {
         let scored = |id: TokenId, logprob: f32| ScoredToken {
             token: vocabulary.spell(id),
             logprob: logprob.max(MIN_LOGPROB),
             bytes: vocabulary.bytes(id).to_vec(),
         };
-        let entry = |token: &OutputToken| {
-            let logprobs = token.logprobs.as_ref()?;
-            let top_logprobs = logprobs.top.iter().map(|&(id, logprob)| scored(id, logprob)).collect();
-            Some(ChatToken { token: scored(token.id, logprobs.logprob), top_logprobs })
-        };
-        Self { content: tokens.iter().filter_map(entry).collect(), refusal: None }
+        let logprobs = token.logprobs.as_ref()?;
+        let top_logprobs = logprobs.top.iter().map(|&(id, logprob)| scored(id, logprob)).collect();
+        Some(Self { token: scored(token.id, logprobs.logprob), top_logprobs })
     }
+}
+
+/// Log probabilities of a text of a response: the list that a chat completion has as `content`. Tokens are
+/// spelled while they are written.
+#[derive(Debug, Clone, Copy)]
+pub struct TextScores<'a> {
+    vocabulary: &'a Vocabulary,
+    tokens: &'a [OutputToken],
+}
+
+impl<'a> TextScores<'a> {
+    /// One entry per token.
+    pub fn new(vocabulary: &'a Vocabulary, tokens: &'a [OutputToken]) -> Self {
+        Self { vocabulary, tokens }
+    }
+
+    /// The same for a text without tokens.
+    pub fn without_tokens(self) -> Self {
+        Self { tokens: &[], ..self }
+    }
+}
+
+impl Serialize for TextScores<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.tokens.iter().filter_map(|token| ChatToken::new(self.vocabulary, token)))
+    }
+}
+
+/// Approximate JSON size of one token, without top log probabilities, and of each of those.
+const TOKEN_BYTES: usize = 96;
+const TOP_TOKEN_BYTES: usize = 80;
+
+/// Approximate JSON size of these tokens' log probabilities.
+pub fn json_bytes(tokens: &[OutputToken]) -> usize {
+    tokens.iter().map(|token| TOKEN_BYTES + TOP_TOKEN_BYTES * num_top(token)).sum()
+}
+
+/// Number of a token's top log probabilities.
+pub fn num_top(token: &OutputToken) -> usize {
+    token.logprobs.as_ref().map_or(0, |logprobs| logprobs.top.len())
 }
 
 /// Log probabilities of a completion's choice, as parallel lists.

@@ -9,6 +9,7 @@ use super::functions::FunctionCalls;
 use super::shapes::Content;
 use super::tools::parse_earlier_calls;
 use crate::api::disabled::{is_disabled, refuse_fields};
+use crate::api::exact_arguments::{FlatCall, NestedCall};
 use crate::api::object::Object;
 use crate::error::RouterError;
 use crate::request::raw::RawPrompt;
@@ -25,7 +26,7 @@ pub struct Message {
     #[serde(default)]
     pub name: Option<String>,
     #[serde(default)]
-    pub tool_calls: Option<Vec<Value>>,
+    pub tool_calls: Option<Vec<NestedCall>>,
     #[serde(default)]
     pub tool_call_id: Option<String>,
     #[serde(default)]
@@ -33,7 +34,7 @@ pub struct Message {
     #[serde(default)]
     pub reasoning: Option<String>,
     #[serde(default)]
-    pub function_call: Option<Value>,
+    pub function_call: Option<FlatCall>,
     #[serde(default)]
     pub audio: Option<Value>,
     #[serde(default)]

@@ -5,6 +5,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use speculation::FinishReason;
 
+use crate::api::exact_arguments::NestedCall;
 use crate::api::functions::parse_arguments;
 use crate::error::RouterError;
 use crate::output::ToolCall;
@@ -31,11 +32,10 @@ impl CallField {
 }
 
 /// Reads an assistant's earlier calls for the template.
-pub(super) fn parse_earlier_calls(path: &str, calls: Vec<Value>) -> Result<Vec<Value>, RouterError> {
-    let parse = |(idx, mut call): (usize, Value)| {
+pub(super) fn parse_earlier_calls(path: &str, calls: Vec<NestedCall>) -> Result<Vec<Value>, RouterError> {
+    let parse = |(idx, NestedCall(mut call)): (usize, NestedCall)| {
         if !call["function"]["name"].is_string() {
-            let path = format!("{path}[{idx}].function.name");
-            return Err(RouterError::invalid(&path, format!("{path} must be a string")));
+            return Err(RouterError::must_be(&format!("{path}[{idx}].function.name"), "a string"));
         }
         let arguments =
             parse_arguments(&format!("{path}[{idx}].function.arguments"), &call["function"]["arguments"])?;

@@ -64,7 +64,7 @@ struct Harness {
 impl Harness {
     fn new(recording: &Recording) -> Self {
         let metrics = RouterMetrics::register(&Metrics::new());
-        let driver = Driver::new(recording.config.clone(), metrics, Health::new());
+        let driver = Driver::new(recording.config.clone(), metrics, Health::new(), Timelines::default());
         Self { driver, workers: Vec::new(), clients: Vec::new() }
     }
 
@@ -214,13 +214,14 @@ fn driver_output_equals_the_commands_of_the_simulated_scheduler() {
 #[test]
 fn reports_and_orders_have_a_turn_beside_every_frame() {
     let metrics = RouterMetrics::register(&Metrics::new());
-    let mut driver = Driver::new(recording(1).config, metrics, Health::new());
+    let mut driver = Driver::new(recording(1).config, metrics, Health::new(), Timelines::default());
     let (handle, _events, mut inbox) = queues();
     let drain = Drain { address: "10.0.0.1:8100".to_owned(), is_draining: true, moves_sequences: false };
     let (mut report, mut drained) = (handle.report(), handle.drain(drain));
     assert!((&mut report).now_or_never().is_none() && (&mut drained).now_or_never().is_none());
     driver.take_waiting(&mut inbox);
     assert!(report.now_or_never().expect("a report").is_ok());
+    driver.take_waiting(&mut inbox);
     assert!(drained.now_or_never().expect("an answer to the order").is_ok());
 }
 
@@ -240,7 +241,8 @@ fn a_router_that_was_suspended_reads_before_deadlines_pass() {
     });
     let ((key, info), new) = (target.expect("a target joins"), new.expect("a sequence is submitted"));
     let config = SchedulerConfig { target_deadline: SUSPENDED / 2, ..config };
-    let mut driver = Driver::new(config, RouterMetrics::register(&Metrics::new()), Health::new());
+    let metrics = RouterMetrics::register(&Metrics::new());
+    let mut driver = Driver::new(config, metrics, Health::new(), Timelines::default());
     let (handle, to_driver, mut inbox) = queues();
     let (outbox, mut frames) = mpsc::channel(64);
     // Returns the steps that are sent in one turn of the driver.

@@ -22,7 +22,7 @@ use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::*;
-use crate::workers::tls::{RawWorkerTls, WorkerTls};
+use crate::workers::tls::{WorkerTls, WorkerTlsFlags};
 
 const WORKER_ID: u64 = 5;
 
@@ -164,7 +164,7 @@ async fn the_certificate_of_a_target_must_have_the_name_required_of_targets() {
         let directory = tempfile::tempdir().unwrap();
         let (address, ca) = serve_as(name, directory.path(), &lifetime).await;
         let settings = json!({ "worker_ca": ca, "target_name": "targets.test" });
-        let settings: RawWorkerTls = serde_json::from_value(settings).unwrap();
+        let settings: WorkerTlsFlags = serde_json::from_value(settings).unwrap();
         let registry = registry(settings.validate(&mut Faults::new()));
         let endpoint = Endpoint { address, role: role.to_owned() };
         let error = registry.connect(&endpoint, &mut None).await.unwrap_err();

@@ -205,7 +205,7 @@ fn info(role: Role) -> WorkerInfo {
         vocab_size: VOCAB_SIZE,
         kv_blocks: 10_000,
         kv_block_size: 16,
-        step_times: times.map(|(rows, micros)| StepTimePoint { rows, kv_tokens: 0, micros }).to_vec(),
+        step_times: times.map(|(rows, micros)| StepTimePoint { rows, context: 0, micros }).to_vec(),
         ..WorkerInfo::of(role, "m")
     }
 }

@@ -59,11 +59,11 @@ fn capacity_is_reserved_within_the_credit_and_returned() {
 
 #[test]
 fn absurd_numbers_of_a_worker_overflow_nothing() {
-    let point = |rows, kv_tokens, micros| StepTimePoint { rows, kv_tokens, micros };
+    let point = |rows, context, micros| StepTimePoint { rows, context, micros };
     let (mut workers, marks) = (Workers::default(), PrefixMarks::default());
     let step_times =
         vec![point(0, 0, 1), point(1, 0, 1), point(1, 1, u64::MAX), point(u32::MAX, u64::MAX, u64::MAX)];
-    let batch = |sequences, rows, kv_tokens, micros| BatchTimePoint { sequences, rows, kv_tokens, micros };
+    let batch = |sequences, rows, context, micros| BatchTimePoint { sequences, rows, context, micros };
     let batch_times = vec![
         batch(0, 1, 1, 1),
         batch(1, 0, 1, 1),
@@ -88,9 +88,9 @@ fn absurd_numbers_of_a_worker_overflow_nothing() {
 #[test]
 fn batches_that_a_target_measured_are_part_of_its_cost() {
     let step_times = [(1, 16), (64, 16), (1, 2_048), (64, 2_048)]
-        .map(|(rows, kv_tokens)| StepTimePoint { rows, kv_tokens, micros: 10_000 })
+        .map(|(rows, context)| StepTimePoint { rows, context, micros: 10_000 })
         .to_vec();
-    let batch_times = vec![BatchTimePoint { sequences: 8, rows: 40, kv_tokens: 8_192, micros: 30_000 }];
+    let batch_times = vec![BatchTimePoint { sequences: 8, rows: 40, context: 8_192, micros: 30_000 }];
     let cost_us = |batch_times| {
         let mut workers = Workers::default();
         let info = WorkerInfo { step_times: step_times.clone(), batch_times, ..target() };
@@ -104,14 +104,14 @@ fn batches_that_a_target_measured_are_part_of_its_cost() {
 }
 
 #[test]
-fn a_target_in_a_crash_loop_is_out_when_it_joins_until_a_sequence_succeeds() {
+fn a_target_in_a_crash_loop_joins_with_an_open_breaker_until_a_sequence_succeeds() {
     let (mut workers, marks) = (Workers::default(), PrefixMarks::default());
-    let is_out =
+    let is_avoided =
         |workers: &Workers, key| workers.get(key).unwrap().target_health.is_unhealthy(Duration::ZERO);
     for crash in 1..=4 {
         let key = WorkerKey(crash);
         workers.join(Duration::ZERO, key, target());
-        assert_eq!(is_out(&workers, key), crash == 4, "{crash}");
+        assert_eq!(is_avoided(&workers, key), crash == 4, "{crash}");
         let mut reservation = workers.reserve_target(&placement_request(10, 10, &marks)).unwrap();
         workers.request_sent(&mut reservation, Duration::ZERO);
         if crash == 4 {
@@ -120,7 +120,7 @@ fn a_target_in_a_crash_loop_is_out_when_it_joins_until_a_sequence_succeeds() {
         workers.leave(key);
     }
     workers.join(Duration::ZERO, WorkerKey(9), target());
-    assert!(!is_out(&workers, WorkerKey(9)), "a success ends the crash loop");
+    assert!(!is_avoided(&workers, WorkerKey(9)), "a success ends the crash loop");
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn a_target_without_sequences_that_gets_none_shares_no_load() {
 fn a_candidate_is_compared_with_the_fastest_draft_that_serves() {
     let mut workers = Workers::default();
     let draft = |model: &str, micros: Option<u64>, is_shadow| {
-        let step_times = micros.map(|micros| StepTimePoint { rows: 1, kv_tokens: 0, micros });
+        let step_times = micros.map(|micros| StepTimePoint { rows: 1, context: 0, micros });
         let step_times = step_times.into_iter().collect();
         WorkerInfo { step_times, is_shadow, ..WorkerInfo::of(Role::Draft, model) }
     };

@@ -59,7 +59,7 @@ impl Workers {
             serving != Some(info.model_id.as_str())
                 && worker.shadows < MAX_SHADOWS
                 && !worker.draining.is_active()
-                && !worker.draft_health.is_out()
+                && !worker.draft_health.is_silent()
                 && info.has_window(request.max_len)
                 && info.accepts_task(request.task_type)
                 && worker.has_blocks(worker.blocks_of(request.expected_len))

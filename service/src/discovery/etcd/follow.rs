@@ -37,8 +37,7 @@ async fn follow_once(
     follow_changes(cluster, changes, present, members).await
 }
 
-/// Applies each change to `present`, the known membership, and publishes it. Workers report their load every
-/// few seconds, and no watcher needs it, so a change of loads alone is not published.
+/// Applies each change to `present`, the known membership, and publishes it.
 pub(super) async fn follow_changes(
     cluster: &EtcdCluster,
     mut changes: WatchStream,
@@ -91,14 +90,12 @@ impl EtcdCluster {
         within_timeout(client.watch(self.workers.as_str(), Some(options))).await
     }
 
-    /// Applies a change. Returns whether it changed more than a load.
+    /// Applies a change. Returns whether `present` changed: a worker may write the same member again.
     fn apply(&self, event: &Event, present: &mut BTreeMap<String, Member>) -> bool {
         let Some(pair) = event.kv() else { return false };
         match (event.event_type(), self.member_of(pair)) {
             (EventType::Put, Some(member)) => {
-                let is_known = present.get(&member.id).is_some_and(|known| known.is_same_worker(&member));
-                present.insert(member.id.clone(), member);
-                !is_known
+                present.insert(member.id.clone(), member.clone()) != Some(member)
             }
             // Deleted, or replaced by something that is not a member.
             _ => self.id_of(pair).and_then(|id| present.remove(id)).is_some(),

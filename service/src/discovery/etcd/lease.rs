@@ -12,7 +12,7 @@ use etcd_client::{Client, Compare, CompareOp, LeaseKeepAliveStream, LeaseKeeper,
 use tokio::sync::watch;
 
 use super::backoff::Backoff;
-use super::{CALL_TIMEOUT, EtcdCluster, Fault, LEASE_TTL, Load, Member, RENEW_EVERY, within_timeout};
+use super::{CALL_TIMEOUT, EtcdCluster, Fault, LEASE_TTL, Member, RENEW_EVERY, within_timeout};
 
 /// The last granted lease and the last connection, kept here so that the lease can be continued or revoked
 /// however its session ended.
@@ -24,18 +24,16 @@ type Renewals = (LeaseKeeper, LeaseKeepAliveStream);
 
 /// A worker to keep listed.
 pub(super) struct RegisteredWorker {
-    /// The member as listed, without its current load.
+    /// The member as listed.
     pub(super) member: Member,
     /// Set to whether the worker is listed.
     pub(super) listed: watch::Sender<bool>,
-    /// Its current load.
-    pub(super) load: watch::Receiver<Load>,
 }
 
 /// Keeps a worker listed until `stopped` resolves, then removes it from the list.
 pub(super) async fn keep_registered(
     cluster: &EtcdCluster,
-    mut worker: RegisteredWorker,
+    worker: RegisteredWorker,
     stopped: impl Future<Output = ()>,
 ) {
     tokio::pin!(stopped);
@@ -46,7 +44,8 @@ pub(super) async fn keep_registered(
         let session = async {
             let mut client = cluster.connect().await?;
             let (lease, renewals) = granted.renew_or_grant(&mut client).await?;
-            hold_lease(&Key { cluster, lease }, (client, renewals), &mut worker, &mut backoff).await
+            let key = Key { cluster, lease, worker: &worker };
+            hold_lease(&key, (client, renewals), &mut backoff).await
         };
         let fault = tokio::select! {
             biased;
@@ -73,7 +72,6 @@ pub(super) async fn keep_registered(
 async fn hold_lease(
     key: &Key<'_>,
     (client, renewals): (Client, Renewals),
-    worker: &mut RegisteredWorker,
     backoff: &mut Backoff,
 ) -> Result<Infallible, Fault> {
     tokio::select! {
@@ -81,7 +79,7 @@ async fn hold_lease(
         // The lease is lost, or etcd does not answer.
         result = keep_renewing(renewals) => result,
         // The key cannot be written. Boxed because the client's futures are large.
-        result = Box::pin(keep_written(key, client, worker, backoff)) => result,
+        result = Box::pin(keep_written(key, client, backoff)) => result,
     }
 }
 
@@ -98,30 +96,19 @@ async fn keep_renewing((mut keeper, mut answers): Renewals) -> Result<Infallible
     }
 }
 
-/// Writes the key, then the worker's load, and the key again if it was deleted while its lease lives; ends
-/// with a fault. A key that is deleted again and again is written at this pace.
-async fn keep_written(
-    key: &Key<'_>,
-    mut client: Client,
-    worker: &mut RegisteredWorker,
-    backoff: &mut Backoff,
-) -> Result<Infallible, Fault> {
-    key.write(&mut client, worker.member_now(), false).await?;
+/// Writes the key, and again if it was deleted while its lease lives; ends with a fault. A key that is
+/// deleted again and again is written at this pace.
+async fn keep_written(key: &Key<'_>, mut client: Client, backoff: &mut Backoff) -> Result<Infallible, Fault> {
+    let worker = key.worker.member.id.as_str();
+    key.write(&mut client).await?;
     backoff.succeeded();
-    tracing::info!(worker = worker.member.id, "registered in etcd");
-    worker.listed.send_replace(true);
-    let mut has_news = false;
+    tracing::info!(worker, "registered in etcd");
+    key.worker.listed.send_replace(true);
     loop {
         tokio::time::sleep(RENEW_EVERY).await;
-        has_news |= worker.load.has_changed().unwrap_or(false);
-        match key.write(&mut client, worker.member_now(), has_news).await {
-            Ok(was_missing) => {
-                has_news = false;
-                if was_missing {
-                    let worker = worker.member.id.as_str();
-                    tracing::warn!(worker, "the worker's key was missing in etcd: wrote it again");
-                }
-            }
+        match key.write(&mut client).await {
+            Ok(true) => tracing::warn!(worker, "the worker's key was missing in etcd: wrote it again"),
+            Ok(false) => {}
             // The key stays with its lease. If etcd does not answer at all, the next renewal fails.
             Err(fault @ Fault::Timeout) => tracing::debug!(%fault, "etcd is slow: the key is checked again"),
             Err(fault) => return Err(fault),
@@ -129,35 +116,24 @@ async fn keep_written(
     }
 }
 
-impl RegisteredWorker {
-    /// Returns the member with its current load.
-    fn member_now(&mut self) -> &Member {
-        self.member.load = *self.load.borrow_and_update();
-        &self.member
-    }
-}
-
 /// The key of one worker under one lease.
 struct Key<'a> {
     cluster: &'a EtcdCluster,
     lease: i64,
+    worker: &'a RegisteredWorker,
 }
 
 impl Key<'_> {
-    /// Writes the key unless it exists under this lease and its member has not changed, so that routers only
-    /// see real changes; returns whether it was missing. A single transaction: a key that is deleted meanwhile
-    /// is not written unnoticed.
-    async fn write(&self, client: &mut Client, member: &Member, has_changed: bool) -> Result<bool, Fault> {
-        let is_there = Compare::lease(self.cluster.key_of(member).as_str(), CompareOp::Equal, self.lease);
-        let put = self.to_put(member);
-        let changed = Vec::from_iter(has_changed.then(|| put.clone()));
-        let write = Txn::new().when([is_there]).and_then(changed).or_else([put]);
-        Ok(!within_timeout(client.txn(write)).await?.succeeded())
-    }
-
-    fn to_put(&self, member: &Member) -> TxnOp {
+    /// Writes the key unless it exists under this lease; returns whether it was missing. A single
+    /// transaction: a key that is deleted meanwhile is not written unnoticed.
+    async fn write(&self, client: &mut Client) -> Result<bool, Fault> {
+        let member = &self.worker.member;
+        let key = self.cluster.key_of(member);
         let json = serde_json::to_string(member).expect("a member is plain data");
-        TxnOp::put(self.cluster.key_of(member), json, Some(PutOptions::new().with_lease(self.lease)))
+        let is_there = Compare::lease(key.as_str(), CompareOp::Equal, self.lease);
+        let put = TxnOp::put(key, json, Some(PutOptions::new().with_lease(self.lease)));
+        let write = Txn::new().when([is_there]).or_else([put]);
+        Ok(!within_timeout(client.txn(write)).await?.succeeded())
     }
 }
 

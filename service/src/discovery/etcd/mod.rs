@@ -21,7 +21,7 @@ use etcd_client::{Client, ConnectOptions};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Discovery, DiscoveryError, EtcdUser, Load, Member, Members, Registration, Unlisted};
+use super::{Discovery, DiscoveryError, EtcdUser, Member, Members, Registration, Unlisted};
 use crate::shutdown::Lifetime;
 use crate::tls::ClientTls;
 
@@ -86,14 +86,8 @@ impl Etcd {
     fn start_following(&self) -> watch::Receiver<Members> {
         let (sender, receiver) = watch::channel(Members::default());
         let cluster = Arc::clone(&self.cluster);
-        let cancelled = self.lifetime.cancelled();
-        self.lifetime.spawn_essential("etcd-watch", async move {
-            tokio::select! {
-                biased;
-                () = cancelled => {}
-                () = follow::keep_following(&cluster, &sender) => {}
-            }
-        });
+        let following = async move { follow::keep_following(&cluster, &sender).await };
+        self.lifetime.spawn_essential("etcd-watch", self.lifetime.until_cancelled(following));
         receiver
     }
 }
@@ -115,13 +109,12 @@ impl Discovery for Etcd {
             }
         };
         let (listed, seen) = watch::channel(false);
-        let (load, told) = watch::channel(Load::default());
-        let worker = lease::RegisteredWorker { member, listed, load: told };
+        let worker = lease::RegisteredWorker { member, listed };
         let task = self.lifetime.spawn_essential("etcd-lease", async move {
             // Boxed because the client's futures are large.
             Box::pin(lease::keep_registered(&cluster, worker, stopped)).await;
         });
-        Ok(Registration::with_task(stop, task, seen, load))
+        Ok(Registration::with_task(stop, task, seen))
     }
 
     async fn watch(&self) -> Result<watch::Receiver<Members>, DiscoveryError> {

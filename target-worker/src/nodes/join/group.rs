@@ -27,9 +27,9 @@ pub(super) struct Group<'a> {
 enum Place {
     #[default]
     Free,
-    /// The first connections of a process.
+    /// The first connections of an attempt to join, named by its process and its number.
     Opening {
-        session: u64,
+        attempt: (u64, u32),
         operations: Socket,
         sums: Option<Socket>,
     },
@@ -70,51 +70,64 @@ impl<'a> Group<'a> {
             Err(error) => return tracing::warn!(%address, %error, "a connection was refused"),
         };
         let node = guest.hello.node;
-        if let Some(reason) = self.refusal(&guest.hello) {
-            tracing::warn!(%address, reason, "node {node} was refused");
-            // The other end may be gone.
-            drop(guest.answer(&Verdict::Refused(reason)).await);
-        } else if let Err(error) = self.take(guest, address.to_string()).await {
-            tracing::warn!(%address, %error, "node {node} could not join");
+        let verdict = self.verdict(&guest.hello);
+        match &verdict {
+            Verdict::Joined => {
+                if let Err(error) = self.take(guest, address.to_string()).await {
+                    tracing::warn!(%address, %error, "node {node} could not join");
+                }
+                return;
+            }
+            Verdict::Refused(reason) => tracing::warn!(%address, reason, "node {node} was refused"),
+            Verdict::Again(reason) => tracing::info!(%address, reason, "node {node} has to try again"),
         }
+        // The other end may be gone.
+        drop(guest.answer(&verdict).await);
     }
 
-    /// Why this connection is not accepted.
-    fn refusal(&self, hello: &Hello) -> Option<String> {
-        let Hello { node, session, channel, facts } = hello;
+    /// Whether this connection is accepted. For a cause that may be temporary the node may try again.
+    fn verdict(&self, hello: &Hello) -> Verdict {
+        let Hello { node, session, attempt, channel, facts } = hello;
         if !(1..self.config.count).contains(node) {
-            return Some(format!(
+            return Verdict::Refused(format!(
                 "node {node} is not one of 1 to {}: check --node-rank",
                 self.config.count - 1
             ));
         }
         if let Some(difference) = difference(&self.facts, *node, facts) {
-            return Some(difference);
+            return Verdict::Refused(difference);
         }
+        let own = (*session, *attempt);
         match (&self.places[node - 1], channel) {
-            (Place::Taken { session: other, address, .. }, _) if other != session => Some(format!(
-                "node {node} has joined already, from {address}: give every node another --node-rank"
-            )),
-            // A process that begins anew takes the place of one that has not joined.
-            (Place::Free | Place::Opening { .. }, Channel::Operations) => None,
-            (Place::Opening { session: other, sums: None, .. }, Channel::Sums) if other == session => None,
-            (Place::Opening { session: other, sums: Some(_), .. }, Channel::Pulse) if other == session => {
-                None
+            (Place::Taken { session: other, address, .. }, _) if other != session => {
+                Verdict::Refused(format!(
+                    "node {node} has joined already, from {address}: give every node another --node-rank"
+                ))
             }
-            _ => Some("it opened its connections in another order".to_owned()),
+            // It did not hear in time that it has joined. Its place is free once its pulse has ended.
+            (Place::Taken { .. }, _) => Verdict::Again("its last connections are not closed yet".to_owned()),
+            // A process that begins anew takes the place of one that has not joined.
+            (Place::Free | Place::Opening { .. }, Channel::Operations) => Verdict::Joined,
+            (Place::Opening { attempt, sums: None, .. }, Channel::Sums) if *attempt == own => Verdict::Joined,
+            (Place::Opening { attempt, sums: Some(_), .. }, Channel::Pulse) if *attempt == own => {
+                Verdict::Joined
+            }
+            _ => Verdict::Again("another connection came between its own".to_owned()),
         }
     }
 
     /// Accepts a connection that is not refused.
     async fn take(&mut self, guest: Guest, address: String) -> anyhow::Result<()> {
-        let Hello { node, session, channel, .. } = guest.hello;
+        let Hello { node, session, attempt, channel, .. } = guest.hello;
         let stream = guest.answer(&Verdict::Joined).await?;
         let socket = Socket::new(stream.into_std()?)?;
         let place = &mut self.places[node - 1];
         *place = match (std::mem::take(place), channel) {
-            (_, Channel::Operations) => Place::Opening { session, operations: socket, sums: None },
-            (Place::Opening { operations, .. }, Channel::Sums) => {
-                Place::Opening { session, operations, sums: Some(socket) }
+            (_, Channel::Operations) => {
+                Place::Opening { attempt: (session, attempt), operations: socket, sums: None }
+            }
+            (Place::Opening { attempt, operations, .. }, Channel::Sums) => {
+                Place::Opening { attempt, operations, sums: Some(socket) }
             }
             (Place::Opening { operations, sums: Some(sums), .. }, Channel::Pulse) => {
                 let connections = Connections { operations, sums, pulse: socket };

@@ -1,9 +1,12 @@
 //! Nodes that are tasks of this process.
 
+use std::future::pending;
+
 use service::secret::Secret;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
+use crate::nodes::{end_with, unless_failed};
 
 fn shared() -> Shared {
     Shared { lifetime: Lifetime::new(), health: Health::new(), has_served: Arc::default() }
@@ -61,7 +64,11 @@ async fn strangers_and_nodes_that_do_not_fit_keep_nobody_out() {
         let mut answer = Vec::new();
         // The protocol's name, then the end or a reset.
         drop(stranger.read_to_end(&mut answer).await);
-        let _silent = TcpStream::connect(&config.leader).await.unwrap();
+        let mut silent = Vec::new();
+        // More than node 0 talks to at a time.
+        for _ in 0..50 {
+            silent.push(TcpStream::connect(&config.leader).await.unwrap());
+        }
         for (node, weights, says) in [
             (1, "bf16", "node 1 has joined already, from 127.0.0.1:"),
             (2, "int8", "weights: int8 on node 2, bf16 on node 0; give all nodes the same --weights"),
@@ -78,6 +85,45 @@ async fn strangers_and_nodes_that_do_not_fit_keep_nobody_out() {
             "{error}"
         );
         (first, joined(2, &config, "bf16").await.unwrap(), joined(3, &config, "bf16").await.unwrap())
+    };
+    let (leader, _followers) = tokio::join!(all, others);
+    assert_eq!(leader.nodes.count(), 4);
+}
+
+/// A node may get the verdict on its last connection too late. For node 0 it has joined.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_missed_a_verdict_is_not_refused_for_good() {
+    let config = config(4).await;
+    let own = of_node(1, &config);
+    let hello =
+        |attempt| move |channel| Hello { node: 1, session: 7, attempt, channel, facts: facts("bf16") };
+    let open = async |attempt, channel| {
+        let stream = TcpStream::connect(&config.leader).await?;
+        introduce(stream, &hello(attempt)(channel), &config.secret).await
+    };
+    let again = |error: HandshakeError| match error {
+        HandshakeError::Io(error) => error.to_string(),
+        other => panic!("{other}"),
+    };
+    let all = async { gather(&config, facts("bf16"), &shared()).await.unwrap() };
+    let others = async {
+        let _first = open(0, Channel::Operations).await.unwrap();
+        let _second = open(1, Channel::Operations).await.unwrap();
+        for late in [open(0, Channel::Sums).await, open(1, Channel::Pulse).await] {
+            assert_eq!(again(late.unwrap_err()), "another connection came between its own");
+        }
+        let missed = connect(&own, &hello(2)).await.ok().unwrap();
+        let early = connect(&own, &hello(3)).await.err().unwrap();
+        assert_eq!(again(early), "its last connections are not closed yet");
+        drop(missed);
+        let joined_at_last = loop {
+            match connect(&own, &hello(4)).await {
+                Ok(connections) => break connections,
+                // Node 0 may not have noticed yet.
+                Err(error) => assert_eq!(again(error), "its last connections are not closed yet"),
+            }
+        };
+        (joined_at_last, joined(2, &config, "bf16").await.unwrap(), joined(3, &config, "bf16").await.unwrap())
     };
     let (leader, _followers) = tokio::join!(all, others);
     assert_eq!(leader.nodes.count(), 4);
@@ -157,7 +203,7 @@ async fn the_end_of_a_node_is_heard_by_the_other_one() {
         follower.lifetime.shut_down(Duration::from_secs(100)).await;
         None
     };
-    assert_eq!(end_heard_by(long, fail).await, closed);
+    assert_eq!(end_heard_by(long, fail).await, End::Lost("it failed: rank 1 is lost".to_owned()));
 
     // A node that drains asks the other one to stop first.
     let drain = async |leader: &Shared, follower: &Shared, joined| {
@@ -167,6 +213,54 @@ async fn the_end_of_a_node_is_heard_by_the_other_one() {
         Some(joined)
     };
     assert_eq!(end_heard_by(long, drain).await, End::Stopping);
+}
+
+/// The end of a node that loads until another one is lost, and never has loaded otherwise.
+async fn loading_ends_with(joined: Joined, process: &Shared) -> String {
+    let Shared { lifetime, health, .. } = process;
+    end_with(joined.ends, lifetime, health);
+    let error = unless_failed(pending::<anyhow::Result<()>>(), health).await.unwrap_err();
+    lifetime.shut_down(Duration::from_secs(100)).await;
+    error.to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_lost_while_the_others_load_ends_all_by_name() {
+    let config = config(4).await;
+    let [leader, first, lost, third] = std::array::from_fn(|_| shared());
+    let follow = async |node: usize, process: &Shared| {
+        join(&of_node(node, &config), facts("bf16"), process).await.unwrap()
+    };
+    let (of_leader, of_first, of_lost, of_third) = tokio::join!(
+        async { gather(&config, facts("bf16"), &leader).await.unwrap() },
+        follow(1, &first),
+        follow(2, &lost),
+        follow(3, &third)
+    );
+    let crash = async {
+        drop(of_lost);
+        lost.lifetime.shut_down(Duration::from_secs(100)).await;
+    };
+    let (led, first, third, ()) = tokio::join!(
+        loading_ends_with(of_leader, &leader),
+        loading_ends_with(of_first, &first),
+        loading_ends_with(of_third, &third),
+        crash
+    );
+    assert_eq!(led, "node 2 is lost: it closed the connection");
+    for follower in [first, third] {
+        assert_eq!(follower, "node 0 is lost: it failed: node 2 is lost: it closed the connection");
+    }
+}
+
+/// The others hear why a node cannot load.
+#[tokio::test]
+async fn a_node_that_cannot_load_has_failed_for_that_reason() {
+    let health = Health::new();
+    let loading = async { Err::<(), _>(anyhow::anyhow!("no memory")) };
+    let error = unless_failed(loading, &health).await.unwrap_err().to_string();
+    assert_eq!((error.as_str(), health.state().reason()), ("no memory", Some("no memory")));
+    assert!(unless_failed(async { Ok(7) }, &Health::new()).await.is_ok_and(|loaded| loaded == 7));
 }
 
 #[tokio::test]

@@ -8,9 +8,11 @@ use speculation::FinishReason;
 use super::ID_PREFIX;
 use super::body::{ResponseOptions, function_call_id};
 use super::custom_tools::input_of;
+use super::scored_output::{ScoredPart, ScoredParts};
 use super::tool_search;
 use super::tools::{ClientTool, ClientTools, ToolKind};
 use crate::api::functions::{json_arguments, unique_part};
+use crate::api::openai::logprobs::TextScores;
 use crate::api::openai::response::{ASSISTANT, MetricsBody, SpeculationBody};
 use crate::api::parsed_output::OutputPart;
 use crate::error::RouterError;
@@ -18,14 +20,14 @@ use crate::pipeline::text_delta::ResponseInfo;
 use crate::request::Usage;
 
 /// Progress of a response.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(super) enum ResponseState<'a> {
     /// More text will follow.
     Running,
     /// Complete, or cut off at its maximum length.
     Ended {
         /// Parts of the answer.
-        parts: &'a [OutputPart],
+        output: ScoredParts<'a>,
         /// Finish reason.
         finish: FinishReason,
         /// Usage.
@@ -58,7 +60,7 @@ pub(super) struct ResponseObject<'a> {
     text: Value,
     tool_choice: &'a Value,
     tools: &'a [Value],
-    top_logprobs: u32,
+    top_logprobs: i64,
     top_p: f64,
     truncation: &'static str,
     usage: Option<ResponseUsage>,
@@ -138,7 +140,7 @@ impl ItemKind {
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum Content<'a> {
-    OutputText { text: &'a str, annotations: [(); 0], logprobs: [(); 0] },
+    OutputText { text: &'a str, annotations: [(); 0], logprobs: TextScores<'a> },
     ReasoningText { text: &'a str },
 }
 
@@ -166,9 +168,9 @@ struct OutputDetails {
 
 impl<'a> Content<'a> {
     /// Returns the text of a part; `None` for a call.
-    pub(super) fn from_part(part: &'a OutputPart) -> Option<Self> {
+    pub(super) fn from_part(ScoredPart { part, scores }: ScoredPart<'a>) -> Option<Self> {
         match part {
-            OutputPart::Text(text) => Some(Self::OutputText { text, annotations: [], logprobs: [] }),
+            OutputPart::Text(text) => Some(Self::OutputText { text, annotations: [], logprobs: scores }),
             OutputPart::Reasoning(text) => Some(Self::ReasoningText { text }),
             OutputPart::Call { .. } => None,
         }
@@ -181,11 +183,11 @@ impl<'a> Item<'a> {
         id: String,
         status: &'static str,
         response_id: &str,
-        part: &'a OutputPart,
+        scored: ScoredPart<'a>,
         client_tools: &'a ClientTools,
     ) -> Self {
-        let content = Content::from_part(part).into_iter().collect();
-        match part {
+        let content = Content::from_part(scored).into_iter().collect();
+        match scored.part {
             OutputPart::Text(_) => Self::Message { id, status, role: ASSISTANT, content },
             OutputPart::Reasoning(_) => Self::Reasoning { id, summary: [], content, status },
             OutputPart::Call { idx, call } => {
@@ -267,14 +269,15 @@ pub(super) fn item_status(idx: usize, parts: &[OutputPart], finish: Option<Finis
 fn items<'a>(
     client_tools: &'a ClientTools,
     response_id: &str,
-    parts: &'a [OutputPart],
+    output: ScoredParts<'a>,
     finish: FinishReason,
 ) -> Vec<Item<'a>> {
-    let item = |(idx, part)| {
-        let id = item_id(response_id, ItemKind::new(part, client_tools), idx);
-        Item::new(id, item_status(idx, parts, Some(finish)), response_id, part, client_tools)
+    let item = |idx| {
+        let scored = output.get(idx);
+        let id = item_id(response_id, ItemKind::new(scored.part, client_tools), idx);
+        Item::new(id, item_status(idx, output.parts, Some(finish)), response_id, scored, client_tools)
     };
-    parts.iter().enumerate().map(item).collect()
+    (0..output.parts.len()).map(item).collect()
 }
 
 impl<'a> ResponseObject<'a> {
@@ -287,8 +290,8 @@ impl<'a> ResponseObject<'a> {
         let (status, output, usage) = match response_state {
             ResponseState::Running => (IN_PROGRESS, Vec::new(), None),
             ResponseState::Failed(_) => ("failed", Vec::new(), None),
-            ResponseState::Ended { parts, finish, usage } => {
-                (status_of(finish), items(&options.client_tools, &info.id, parts, finish), Some(usage))
+            ResponseState::Ended { output, finish, usage } => {
+                (status_of(finish), items(&options.client_tools, &info.id, output, finish), Some(usage))
             }
         };
         let failed = |error: &RouterError| json!({ "code": "server_error", "message": error.message() });
@@ -313,7 +316,7 @@ impl<'a> ResponseObject<'a> {
             text: json!({ "format": options.text_format }),
             tool_choice: &options.tool_choice,
             tools: &options.tools,
-            top_logprobs: 0,
+            top_logprobs: options.top_logprobs,
             top_p: options.top_p,
             truncation: if options.drop_oldest_items { "auto" } else { "disabled" },
             usage: usage.map(ResponseUsage::from),

@@ -5,8 +5,9 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
-use super::input::read_item;
+use super::input::{Input, read_item};
 use super::input_items;
+use super::reasoning::Reasoning;
 use super::references::resolve;
 use super::tool_search::loaded_tools;
 use super::tools::{ClientTools, as_functions};
@@ -57,6 +58,7 @@ pub(super) struct Body {
     priority: Option<i64>,
     task_type: Option<String>,
     speculation: Option<Object<SpeculationSettings>>,
+    cache_salt: Option<String>,
 
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
@@ -64,13 +66,14 @@ pub(super) struct Body {
     text: Option<Object<TextConfig>>,
     reasoning: Option<Object<Reasoning>>,
     truncation: Option<String>,
+    include: Option<Vec<String>>,
+    #[serde(deserialize_with = "integer::optional")]
+    top_logprobs: Option<i64>,
 
     max_tool_calls: Option<Value>,
-    include: Option<Value>,
     background: Option<Value>,
     conversation: Option<Value>,
     prompt: Option<Value>,
-    top_logprobs: Option<Value>,
     context_management: Option<Value>,
     moderation: Option<Value>,
 
@@ -91,14 +94,6 @@ pub(super) struct Body {
     _client_metadata: IgnoredAny,
 }
 
-/// `input`: a text, or a list of items.
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "input must be a string or a list of items")]
-enum Input {
-    Text(String),
-    Items(Vec<Map<String, Value>>),
-}
-
 /// `text`: the format of the output.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -107,34 +102,20 @@ struct TextConfig {
     verbosity: Option<String>,
 }
 
-/// `reasoning`.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Reasoning {
-    effort: Option<String>,
-    summary: Option<String>,
-    generate_summary: Option<String>,
-    context: Option<String>,
-    mode: Option<String>,
-}
+/// Value of `include` that adds log probabilities.
+const INCLUDE_LOGPROBS: &str = "message.output_text.logprobs";
 
-impl Reasoning {
-    /// Returns the effort. The other fields are refused unless the server may decide: it writes no summary,
-    /// and the chat template decides which earlier reasoning the model sees.
-    fn into_effort(self) -> Result<Option<String>, RouterError> {
-        for (field, value, default) in [
-            ("reasoning.summary", self.summary, "auto"),
-            ("reasoning.generate_summary", self.generate_summary, "auto"),
-            ("reasoning.context", self.context, "auto"),
-            ("reasoning.mode", self.mode, "standard"),
-        ] {
-            if value.is_some_and(|value| value != default) {
-                return Err(unsupported(field));
-            }
-        }
-        Ok(self.effort)
-    }
-}
+/// Values of `include` without effect: reasoning is always sent as plain text, and no response here has the
+/// other items.
+const INCLUDE_NOTHING: [&str; 7] = [
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+];
 
 /// Properties of the request that the response depends on.
 #[derive(Debug)]
@@ -146,6 +127,7 @@ pub(super) struct ResponseOptions {
     pub(super) max_output_tokens: Option<i64>,
     pub(super) temperature: f64,
     pub(super) top_p: f64,
+    pub(super) top_logprobs: i64,
     pub(super) metadata: Map<String, Value>,
     pub(super) user: Option<String>,
     /// As sent, or the default.
@@ -217,6 +199,7 @@ impl Body {
     ) -> Result<(RawRequest, ResponseOptions), RouterError> {
         self.refuse_unsupported()?;
         let sampling = self.sampling();
+        let logprobs = self.logprobs()?;
         let drop_oldest_items = self.drops_oldest_items()?;
         let input = items_of(self.input)?;
         let conversation = read_conversation(earlier, &input)?;
@@ -228,8 +211,7 @@ impl Body {
         let choice = ToolFormat::Flat.parse_choice(Some(&tool_choice))?;
         let (functions, client_tools) = as_functions(&tools, loaded_tools(&input)?, &choice)?;
         let mut parsed_tools = ToolFormat::Flat.parse_at(functions, choice, self.parallel_tool_calls)?;
-        let reasoning = self.reasoning.map(|Object(reasoning)| reasoning).unwrap_or_default();
-        let reasoning_effort = reasoning.into_effort()?;
+        let reasoning_effort = self.reasoning.map_or(Ok(None), |Object(it)| it.into_effort())?;
         let mut template_kwargs = Map::new();
         set_reasoning_effort(&mut template_kwargs, reasoning_effort.clone());
         parsed_tools.set_template_tools(&mut template_kwargs);
@@ -242,9 +224,11 @@ impl Body {
             seed: self.seed,
             stop: self.stop.unwrap_or_default().0,
             ignore_eos: self.ignore_eos.unwrap_or(false),
+            logprobs,
             priority: self.priority,
             task_type: self.task_type.or(header_task_type),
             speculation: self.speculation.map(|Object(speculation)| speculation.into()).unwrap_or_default(),
+            cache_salt: self.cache_salt,
             tools: parsed_tools.raw.clone(),
             grammar: grammar.into_grammar()?,
             drop_oldest_messages: drop_oldest_items,
@@ -260,6 +244,7 @@ impl Body {
             max_output_tokens: self.max_output_tokens.filter(|&max_tokens| max_tokens != NO_LIMIT),
             temperature: self.temperature.unwrap_or(1.0),
             top_p: self.top_p.unwrap_or(1.0),
+            top_logprobs: logprobs.unwrap_or(0),
             metadata: self.metadata.unwrap_or_default(),
             user: self.user,
             parallel_tool_calls: parsed_tools.raw.parallel,
@@ -287,16 +272,32 @@ impl Body {
         }
     }
 
+    /// Returns the number of top log probabilities to report per position, if any are requested.
+    fn logprobs(&self) -> Result<Option<i64>, RouterError> {
+        let include = self.include.as_deref().unwrap_or_default();
+        let is_known = |value: &str| value == INCLUDE_LOGPROBS || INCLUDE_NOTHING.contains(&value);
+        if let Some((idx, other)) = include.iter().enumerate().find(|(_, value)| !is_known(value)) {
+            let path = format!("include[{idx}]");
+            let message = format!("{path}: `{other}` is not supported: leave it out");
+            return Err(RouterError::invalid(path, message));
+        }
+        let is_requested = include.iter().any(|value| value == INCLUDE_LOGPROBS);
+        match self.top_logprobs {
+            Some(count) if !is_requested && count != 0 => {
+                let field = "top_logprobs";
+                let message = format!("{field} is only allowed when include has {INCLUDE_LOGPROBS}");
+                Err(RouterError::invalid(field, message))
+            }
+            count => Ok(is_requested.then(|| count.unwrap_or(0))),
+        }
+    }
+
     /// Whether the oldest items may be left out of a conversation that does not fit the window.
     fn drops_oldest_items(&self) -> Result<bool, RouterError> {
         match self.truncation.as_deref() {
             None | Some("" | "disabled") => Ok(false),
             Some("auto") => Ok(true),
-            Some(other) => {
-                let field = "truncation";
-                let message = format!("{field} must be one of auto, disabled, not `{other}`");
-                Err(RouterError::invalid(field, message))
-            }
+            Some(other) => Err(RouterError::not_one_of("truncation", &["auto", "disabled"], other)),
         }
     }
 
@@ -306,11 +307,9 @@ impl Body {
             "",
             &[
                 ("max_tool_calls", &self.max_tool_calls),
-                ("include", &self.include),
                 ("background", &self.background),
                 ("conversation", &self.conversation),
                 ("prompt", &self.prompt),
-                ("top_logprobs", &self.top_logprobs),
                 ("context_management", &self.context_management),
                 ("moderation", &self.moderation),
             ],

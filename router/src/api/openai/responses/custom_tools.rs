@@ -21,12 +21,8 @@ struct Arguments {
 pub(super) fn as_function(path: &str, mut tool: Value, choice: &ToolChoice) -> Result<Value, RouterError> {
     let path = format!("{path}.format");
     let grammar = read_format(&path, &tool["format"])?;
-    let is_required = match choice {
-        ToolChoice::Required => true,
-        ToolChoice::Named(name) => tool["name"] == *name,
-        ToolChoice::None | ToolChoice::Auto => false,
-    };
-    if grammar.is_some() && is_required {
+    let is_allowed = tool["name"].as_str().is_some_and(|name| choice.allows(name));
+    if grammar.is_some() && choice.is_required() && is_allowed {
         let message =
             format!("{path}: the grammar of a required call is not supported: set tool_choice to auto");
         return Err(RouterError::invalid(path, message));
@@ -53,11 +49,8 @@ pub(super) fn as_function(path: &str, mut tool: Value, choice: &ToolChoice) -> R
 
 /// Reads the format of the input; returns a description of its grammar, if it has one.
 fn read_format(path: &str, format: &Value) -> Result<Option<String>, RouterError> {
-    let invalid = |field: &str, expected: &str| {
-        let path = format!("{path}{field}");
-        let message = format!("{path} must be {expected}");
-        Err(RouterError::invalid(path, message))
-    };
+    let invalid =
+        |field: &str, expected: &str| Err(RouterError::must_be(&format!("{path}{field}"), expected));
     if format.is_null() {
         return Ok(None);
     }

@@ -3,15 +3,20 @@
 
 use serde::Serialize;
 use speculation::FinishReason;
+use text::Vocabulary;
 
 use super::answer::{Content, Item, ItemKind, ResponseObject, ResponseState, item_id, item_status};
 use super::body::ResponseOptions;
 use super::custom_tools::input_of;
+use super::scored_output::{ScoredEvent, ScoredOutput, ScoredPart};
 use crate::api::handler::unfinished;
 use crate::api::json::to_json;
-use crate::api::parsed_output::{OutputPart, ParsedOutput, PartEvent};
+use crate::api::openai::logprobs::{TextScores, json_bytes};
+use crate::api::parsed_output::{OutputPart, PartEvent};
 use crate::api::sse::{EventEncoder, write_named_event};
 use crate::error::RouterError;
+use crate::pipeline::AppState;
+use crate::pipeline::buffer_memory::MemoryReservation;
 use crate::pipeline::response_store::ResponseStore;
 use crate::pipeline::text_delta::{ResponseInfo, TextDelta};
 use crate::pipeline::text_stream::TextStream;
@@ -21,10 +26,16 @@ pub(super) struct ResponseEvents {
     options: ResponseOptions,
     responses: ResponseStore,
     response_id: String,
-    output: ParsedOutput,
+    output: ScoredOutput,
     finish: Option<FinishReason>,
     sequence_number: u64,
+    /// For log probabilities, which the last events repeat.
+    reservation: MemoryReservation,
 }
+
+/// Events at the end that contain the log probabilities of a text: those of its content, which are
+/// `output_text.done` and `content_part.done`, and those of its item and of the response.
+const NUM_LAST_EVENTS: usize = 4;
 
 /// Fields common to all events.
 #[derive(Serialize)]
@@ -67,20 +78,28 @@ struct ContentEvent<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     input: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    logprobs: Option<[(); 0]>,
+    logprobs: Option<TextScores<'a>>,
 }
 
 impl ResponseEvents {
-    pub(super) fn new(options: ResponseOptions, responses: ResponseStore, info: &ResponseInfo) -> Self {
-        let (response_id, output) = (info.id.clone(), ParsedOutput::new(&info.output));
-        Self { options, responses, response_id, output, finish: None, sequence_number: 0 }
+    pub(super) fn new(options: ResponseOptions, state: &AppState, info: &ResponseInfo) -> Self {
+        Self {
+            options,
+            responses: state.responses.clone(),
+            response_id: info.id.clone(),
+            output: ScoredOutput::new(info),
+            finish: None,
+            sequence_number: 0,
+            reservation: state.response_memory.reserve(),
+        }
     }
 
     /// Appends the events of a change.
-    fn write_part_event(&mut self, part_event: &PartEvent, events: &mut Vec<u8>) {
-        let (PartEvent::Started(idx) | PartEvent::Delta(idx, _) | PartEvent::Done(idx)) = *part_event;
-        let (parts, number) = (self.output.parts(), &mut self.sequence_number);
-        let (part, client_tools) = (&parts[idx], &self.options.client_tools);
+    fn write_part_event(&mut self, vocabulary: &Vocabulary, change: &ScoredEvent, events: &mut Vec<u8>) {
+        let (PartEvent::Started(idx) | PartEvent::Delta(idx, _) | PartEvent::Done(idx)) = change.event;
+        let (output, number) = (self.output.parts(vocabulary), &mut self.sequence_number);
+        let scored = output.get(idx);
+        let (ScoredPart { part, scores }, client_tools) = (scored, &self.options.client_tools);
         let kind = ItemKind::new(part, client_tools);
         let id = item_id(&self.response_id, kind, idx);
         let is_text = !matches!(part, OutputPart::Call { .. });
@@ -90,15 +109,16 @@ impl ResponseEvents {
             content_index: is_text.then_some(0),
             ..ContentEvent::default()
         };
-        let item = |status| Item::new(id.clone(), status, &self.response_id, part, client_tools);
-        let logprobs = matches!(part, OutputPart::Text(_)).then_some([]);
-        match part_event {
+        let item = |status| Item::new(id.clone(), status, &self.response_id, scored, client_tools);
+        let of_text = |scores| matches!(part, OutputPart::Text(_)).then_some(scores);
+        match &change.event {
             PartEvent::Started(_) => {
                 let item = ItemEvent { output_index: idx, item: item("").in_progress() };
                 write(number, "response.output_item.added", item, events);
                 if is_text {
                     let empty = part.without_content();
-                    let content_event = ContentEvent { part: Content::from_part(&empty), ..base_event() };
+                    let empty = ScoredPart { part: &empty, scores: scores.without_tokens() };
+                    let content_event = ContentEvent { part: Content::from_part(empty), ..base_event() };
                     write(number, "response.content_part.added", content_event, events);
                 }
             }
@@ -106,6 +126,7 @@ impl ResponseEvents {
             PartEvent::Delta(..) if kind == ItemKind::CustomToolCall => {}
             PartEvent::Delta(_, more) => {
                 if let Some(content) = content_name(kind) {
+                    let logprobs = of_text(TextScores::new(vocabulary, &change.tokens));
                     let content_event = ContentEvent { delta: Some(more), logprobs, ..base_event() };
                     write(number, &format!("response.{content}.delta"), content_event, events);
                 }
@@ -114,7 +135,7 @@ impl ResponseEvents {
                 let input;
                 let whole = match part {
                     OutputPart::Text(text) | OutputPart::Reasoning(text) => {
-                        ContentEvent { text: Some(text), logprobs, ..base_event() }
+                        ContentEvent { text: Some(text), logprobs: of_text(scores), ..base_event() }
                     }
                     OutputPart::Call { call, .. } if kind == ItemKind::CustomToolCall => {
                         input = input_of(&call.arguments);
@@ -132,10 +153,10 @@ impl ResponseEvents {
                     write(number, &format!("response.{content}.done"), whole, events);
                 }
                 if is_text {
-                    let content_event = ContentEvent { part: Content::from_part(part), ..base_event() };
+                    let content_event = ContentEvent { part: Content::from_part(scored), ..base_event() };
                     write(number, "response.content_part.done", content_event, events);
                 }
-                let item = item(item_status(idx, parts, self.finish));
+                let item = item(item_status(idx, output.parts, self.finish));
                 write(number, "response.output_item.done", ItemEvent { output_index: idx, item }, events);
             }
         }
@@ -170,24 +191,35 @@ impl EventEncoder for ResponseEvents {
         }
     }
 
-    fn on_delta(&mut self, _text: &TextStream, delta: TextDelta, events: &mut Vec<u8>) {
+    fn on_delta(
+        &mut self,
+        text: &TextStream,
+        delta: TextDelta,
+        events: &mut Vec<u8>,
+    ) -> Result<(), RouterError> {
         self.finish = self.finish.or(delta.finish);
-        for part_event in self.output.push(&delta.text, delta.finish.is_some()) {
-            self.write_part_event(&part_event, events);
+        let changes = self.output.push(&delta.text, delta.tokens, delta.finish.is_some());
+        let num_bytes: usize = changes.iter().map(|change| json_bytes(&change.tokens)).sum();
+        if num_bytes > 0 {
+            self.reservation.grow(NUM_LAST_EVENTS * num_bytes)?;
         }
+        for change in changes {
+            self.write_part_event(text.model().vocabulary(), &change, events);
+        }
+        Ok(())
     }
 
     fn on_end(&mut self, text: &TextStream, events: &mut Vec<u8>) {
         let Some(finish) = self.finish else {
             return self.on_error(text, &unfinished(), events);
         };
-        let (parts, usage) = (self.output.parts(), text.usage());
+        let (output, usage) = (self.output.parts(text.model().vocabulary()), text.usage());
         let response = ResponseObject::new(
             &self.options,
             text.info(),
-            ResponseState::Ended { parts, finish, usage: &usage },
+            ResponseState::Ended { output, finish, usage: &usage },
         );
-        self.options.store(&self.responses, &self.response_id, parts, &to_json(&response));
+        self.options.store(&self.responses, &self.response_id, output.parts, &to_json(&response));
         let name = match finish {
             FinishReason::Stop => "response.completed",
             FinishReason::Length => "response.incomplete",

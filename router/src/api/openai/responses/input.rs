@@ -1,18 +1,60 @@
 //! The items of a response's `input`: messages, tool calls and their outputs, and reasoning, written by the
 //! client or copied from an earlier answer.
 
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::custom_tools::arguments_of;
 use super::tool_search;
 use super::tools::{function_name, function_names};
 use crate::api::conversation::ConversationBuilder;
+use crate::api::exact_arguments::read_fields;
 use crate::api::functions::parse_arguments;
 use crate::api::json::to_json;
 use crate::error::RouterError;
 
 /// Fields of all items, without effect besides the type. The last one is the Codex CLI's.
 const COMMON_FIELDS: [&str; 4] = ["type", "id", "status", "internal_chat_message_metadata_passthrough"];
+
+/// `input`: a text, or a list of items.
+#[derive(Debug)]
+pub(super) enum Input {
+    Text(String),
+    Items(Vec<Map<String, Value>>),
+}
+
+impl<'de> Deserialize<'de> for Input {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct InputVisitor;
+        impl<'de> Visitor<'de> for InputVisitor {
+            type Value = Input;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or a list of items")
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Input, E> {
+                Ok(Input::Text(text.to_owned()))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Input, A::Error> {
+                let items = Vec::<RawItem>::deserialize(SeqAccessDeserializer::new(items))?;
+                Ok(Input::Items(items.into_iter().map(|RawItem(fields)| fields).collect()))
+            }
+        }
+        deserializer.deserialize_any(InputVisitor)
+    }
+}
+
+/// The fields of an item.
+pub(super) struct RawItem(pub(super) Map<String, Value>);
+
+impl<'de> Deserialize<'de> for RawItem {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        read_fields(&["arguments"], "an item, which is an object", deserializer).map(Self)
+    }
+}
 
 /// One item, with its path for messages.
 struct Item<'a> {
@@ -38,12 +80,10 @@ pub(super) fn read_item(
         tool_search::ADDITIONAL => item.check_fields(&["role", "tools"]),
         "reasoning" => item.reasoning(builder),
         other => {
-            let path = item.path;
             let expected = "message, function_call, custom_tool_call, tool_search_call, their outputs \
                             (function_call_output, custom_tool_call_output, tool_search_output), \
                             additional_tools, reasoning or item_reference";
-            let message = format!("{path} must be of type {expected}, not `{other}`");
-            Err(RouterError::invalid(path, message))
+            Err(RouterError::must_be(&item.path, format_args!("of type {expected}, not `{other}`")))
         }
     }
 }
@@ -52,9 +92,9 @@ impl Item<'_> {
     fn message(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
         self.check_fields(&["role", "content", "phase", "end_turn"])?;
         let role = self.text("role")?;
-        if !["system", "developer", "user", "assistant"].contains(&role) {
-            let expected = format!("one of system, developer, user, assistant, not `{role}`");
-            return Err(self.invalid("role", &expected));
+        let known = ["system", "developer", "user", "assistant"];
+        if !known.contains(&role) {
+            return Err(RouterError::not_one_of(&format!("{}.role", self.path), &known, role));
         }
         let content = self.content("content", &["input_text", "output_text", "text"])?;
         builder.push_message(role, content);
@@ -113,7 +153,7 @@ impl Item<'_> {
     fn reasoning(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
         self.check_fields(&["content", "summary", "encrypted_content"])?;
         if self.fields.get("content").is_some_and(|content| !content.is_null()) {
-            builder.push_reasoning(self.content("content", &["reasoning_text"])?);
+            builder.push_reasoning(self.content("content", &["reasoning_text", "text"])?);
         }
         Ok(())
     }
@@ -128,8 +168,7 @@ impl Item<'_> {
     }
 
     fn invalid(&self, field: &str, expected: &str) -> RouterError {
-        let path = format!("{}.{field}", self.path);
-        RouterError::invalid(&path, format!("{path} must be {expected}"))
+        RouterError::must_be(&format!("{}.{field}", self.path), expected)
     }
 
     fn text(&self, field: &str) -> Result<&str, RouterError> {

@@ -76,8 +76,7 @@ fn read_parameters(parameters: &[(String, String)]) -> Result<(PageRequest<'_>, 
             ("order", "asc") => is_ascending = true,
             ("order", "desc") => is_ascending = false,
             ("order", other) => {
-                let message = format!("order must be asc or desc, not `{other}`");
-                return Err(RouterError::invalid("order", message));
+                return Err(RouterError::must_be("order", format_args!("asc or desc, not `{other}`")));
             }
             (other, _) => return Err(unsupported_parameter(other)),
         }

@@ -1,8 +1,8 @@
 //! OpenAI's responses API: `/v1/responses`. A body becomes the same request as a chat completion's ([`body`],
 //! [`input`], [`tools`]), and the text becomes one response object ([`answer`]) or its stream of events
-//! ([`events`]). Responses are stored for a while in [`crate::pipeline::response_store`], so that a later
-//! request can continue one, refer to its items ([`references`]) or list those of its input
-//! ([`input_items`]).
+//! ([`events`]), with log probabilities on request ([`scored_output`]). Responses are stored for a while in
+//! [`crate::pipeline::response_store`], so that a later request can continue one, refer to its items
+//! ([`references`]) or list those of its input ([`input_items`]).
 
 mod answer;
 mod body;
@@ -10,7 +10,9 @@ mod custom_tools;
 mod events;
 mod input;
 pub(in crate::api) mod input_items;
+mod reasoning;
 mod references;
+mod scored_output;
 mod tool_search;
 mod tools;
 
@@ -25,12 +27,12 @@ use serde_json::json;
 use self::answer::{ResponseObject, ResponseState};
 use self::body::{Body, ResponseOptions};
 use self::events::ResponseEvents;
+use self::scored_output::ScoredOutput;
 use crate::api::buffered_response::buffered_response;
-use crate::api::handler::{ApiFormat, BodyContext, collect_text, handle_request};
+use crate::api::handler::{ApiFormat, BodyContext, CollectedOutput, collect_output, handle_request};
 use crate::api::incoming::{authenticate, invalid_query, unsupported_parameter};
 use crate::api::json::to_json;
 use crate::api::pages::Parameters;
-use crate::api::parsed_output::ParsedOutput;
 use crate::api::path_text::PathText;
 use crate::api::sse;
 use crate::api::tokenizer_request::TokenizerRequest;
@@ -141,8 +143,10 @@ fn stored_response(
 }
 
 fn not_found(param: &'static str, id: &str) -> RouterError {
-    let message =
-        format!("the response `{id}` is not stored here: it was never stored, or it was deleted or evicted");
+    let message = format!(
+        "the response `{id}` is not stored at this router: it was stored at another router, never stored (`store: \
+         false`), deleted or evicted; to continue it, send the whole conversation as `input`"
+    );
     RouterError::ResponseNotFound { message, param }
 }
 
@@ -185,15 +189,17 @@ impl ApiFormat for Responses {
         options: ResponseOptions,
     ) -> Result<Response, RouterError> {
         if options.stream {
-            let writer = ResponseEvents::new(options, state.responses.clone(), text.info());
+            let writer = ResponseEvents::new(options, state, text.info());
             return Ok(sse::respond(text, writer, state.keep_alive));
         }
-        let (output_text, finish, reservation) = collect_text(state, &mut text).await?;
-        let usage = text.usage();
-        let output = ParsedOutput::parse(&text.info().output, &output_text);
-        let response_state = ResponseState::Ended { parts: output.parts(), finish, usage: &usage };
-        let json = to_json(&ResponseObject::new(&options, text.info(), response_state));
-        options.store(&state.responses, &text.info().id, output.parts(), &json);
+        let collected = collect_output(state, &mut text).await?;
+        let CollectedOutput { text: output_text, tokens, finish, reservation } = collected;
+        let (info, usage) = (text.info(), text.usage());
+        let output = ScoredOutput::parse(info, &output_text, tokens);
+        let output_parts = output.parts(text.model().vocabulary());
+        let response_state = ResponseState::Ended { output: output_parts, finish, usage: &usage };
+        let json = to_json(&ResponseObject::new(&options, info, response_state));
+        options.store(&state.responses, &info.id, output_parts.parts, &json);
         Ok(buffered_response(json, reservation))
     }
 }

@@ -2,12 +2,15 @@
 //! reference in place of an item, as the AI SDK does unless `store` is false.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::sync::Arc;
 
 use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::answer::response_id_of;
+use crate::api::exact_arguments::ExactArguments;
 use crate::error::RouterError;
 use crate::pipeline::response_store::StoredResponse;
 
@@ -16,7 +19,76 @@ type Item = Map<String, Value>;
 /// The items of a response's JSON.
 #[derive(Deserialize)]
 struct StoredOutput {
-    output: Vec<Item>,
+    output: Vec<StoredItem>,
+}
+
+/// An item without log probabilities, which no conversation has: they may be a hundred times as long as its
+/// text.
+struct StoredItem(Item);
+
+impl<'de> Deserialize<'de> for StoredItem {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(ItemVisitor).map(Self)
+    }
+}
+
+struct ItemVisitor;
+
+impl<'de> Visitor<'de> for ItemVisitor {
+    type Value = Item;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an item, which is an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Item, A::Error> {
+        let mut item = Item::new();
+        while let Some(name) = entries.next_key::<String>()? {
+            let value = match name.as_str() {
+                "arguments" => entries.next_value_seed(ExactArguments(&[]))?,
+                "content" => {
+                    let parts: Option<Vec<StoredPart>> = entries.next_value()?;
+                    let as_value =
+                        |parts: Vec<StoredPart>| parts.into_iter().map(|StoredPart(part)| part).collect();
+                    parts.map_or(Value::Null, as_value)
+                }
+                _ => entries.next_value()?,
+            };
+            item.insert(name, value);
+        }
+        Ok(item)
+    }
+}
+
+/// A part of an item's content, without its log probabilities.
+struct StoredPart(Item);
+
+impl<'de> Deserialize<'de> for StoredPart {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(PartVisitor).map(Self)
+    }
+}
+
+struct PartVisitor;
+
+impl<'de> Visitor<'de> for PartVisitor {
+    type Value = Item;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a part of a text, which is an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Item, A::Error> {
+        let mut part = Item::new();
+        while let Some(name) = entries.next_key::<String>()? {
+            if name == "logprobs" {
+                entries.next_value::<IgnoredAny>()?;
+            } else {
+                part.insert(name, entries.next_value()?);
+            }
+        }
+        Ok(part)
+    }
 }
 
 /// Replaces the references among these items; `get` returns stored responses. Each response is parsed once,
@@ -33,7 +105,7 @@ pub(super) fn resolve(
         }
         let path = || format!("input[{idx}].id");
         let Some(id) = item.get("id").and_then(Value::as_str) else {
-            return Err(RouterError::invalid(path(), format!("{} must be a string", path())));
+            return Err(RouterError::must_be(&path(), "a string"));
         };
         if let Some(response_id) = response_id_of(id)
             && !parsed.contains(&response_id)
@@ -56,7 +128,7 @@ pub(super) fn resolve(
 
 fn output_of(response: &StoredResponse) -> Result<Vec<Item>, RouterError> {
     match serde_json::from_str(&response.json) {
-        Ok(StoredOutput { output }) => Ok(output),
+        Ok(StoredOutput { output }) => Ok(output.into_iter().map(|StoredItem(item)| item).collect()),
         Err(error) => Err(RouterError::Internal(format!("a stored response cannot be read: {error}"))),
     }
 }
@@ -65,4 +137,24 @@ fn output_of(response: &StoredResponse) -> Result<Vec<Item>, RouterError> {
 fn with_id(item: Item) -> Option<(String, Item)> {
     let id = item.get("id")?.as_str()?.to_owned();
     Some((id, item))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_stored_item_is_read_without_its_log_probabilities() {
+        let part = json!({ "type": "output_text", "text": "hi", "annotations": [] });
+        let mut scored = part.clone();
+        scored["logprobs"] = json!([{ "token": "hi", "logprob": -0.5, "top_logprobs": [] }]);
+        let message = |part| json!({ "id": "msg_1_0", "type": "message", "content": [part] });
+        let call = json!({ "id": "fc_1", "type": "function_call", "arguments": "{\"a\": 1}" });
+        let response = json!({ "id": "resp_1", "output": [message(&scored), call] }).to_string();
+        let StoredOutput { output } = serde_json::from_str(&response).unwrap();
+        let items: Vec<Value> = output.into_iter().map(|StoredItem(item)| Value::Object(item)).collect();
+        assert_eq!(items, [message(&part), call]);
+    }
 }

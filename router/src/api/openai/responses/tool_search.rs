@@ -21,9 +21,8 @@ pub(super) const CLIENT: &str = "client";
 /// Returns the function for the tool at this path.
 pub(super) fn as_function(path: &str, mut tool: Value) -> Result<Value, RouterError> {
     if tool["execution"] != CLIENT {
-        let path = format!("{path}.execution");
-        let message = format!("{path} must be {CLIENT}: tools that a server runs are not supported");
-        return Err(RouterError::invalid(path, message));
+        let expected = format!("{CLIENT}: tools that a server runs are not supported");
+        return Err(RouterError::must_be(&format!("{path}.execution"), expected));
     }
     tool["type"] = json!("function");
     tool["name"] = json!(TYPE);
@@ -39,7 +38,7 @@ pub(super) fn loaded_tools(items: &[Map<String, Value>]) -> Result<Vec<(String, 
         }
         let path = format!("input[{idx}].tools");
         let Some(Value::Array(tools)) = item.get("tools") else {
-            return Err(RouterError::invalid(&path, format!("{path} must be a list of tools")));
+            return Err(RouterError::must_be(&path, "a list of tools"));
         };
         let with_path = |(idx, tool): (usize, &Value)| (format!("{path}[{idx}]"), tool.clone());
         loaded.extend(tools.iter().enumerate().map(with_path));

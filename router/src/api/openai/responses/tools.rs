@@ -30,6 +30,16 @@ pub(super) struct ClientTool<'a> {
 /// Type of a tool that contains others.
 const NAMESPACE: &str = "namespace";
 
+/// Tools run by OpenAI's servers that clients (the Codex CLI) add to every request: the beginnings of their
+/// types. A model that may choose need not call them, so they are left out, as llama.cpp's server does.
+const LEFT_OUT: [&str; 2] = ["web_search", "image_generation"];
+
+fn is_left_out(tool: &Value, choice: &ToolChoice) -> bool {
+    let may_choose = !matches!(choice, ToolChoice::Required(_));
+    let name = tool["type"].as_str().unwrap_or_default();
+    may_choose && LEFT_OUT.iter().any(|left_out| name.starts_with(left_out))
+}
+
 /// The tools that are no plain functions, by the names of their functions.
 #[derive(Debug, Default)]
 pub(super) struct ClientTools(HashMap<String, Converted>);
@@ -68,11 +78,8 @@ impl ClientTools {
                 functions.push((path, function));
                 continue;
             }
-            let invalid = |field: &str, expected: &str| {
-                let path = format!("{path}.{field}");
-                let message = format!("{path} must be {expected}");
-                RouterError::invalid(path, message)
-            };
+            let invalid =
+                |field: &str, expected: &str| RouterError::must_be(&format!("{path}.{field}"), expected);
             let inner = tool["tools"].take();
             let namespace = tool["name"].as_str().ok_or_else(|| invalid("name", "a string"))?;
             let Value::Array(inner) = inner else { return Err(invalid("tools", "a list of tools")) };
@@ -121,15 +128,16 @@ pub(super) fn function_name(namespace: &str, name: &str) -> String {
     [namespace, separator, name].concat()
 }
 
-/// Returns the functions for the tools of a request and for those that its input has loaded, with the paths
-/// of the tools. A client may load a tool several times; the first one counts.
+/// Returns the functions for the tools of a request, except [`LEFT_OUT`] ones, and for those that its input
+/// has loaded, with the paths of the tools. A client may load a tool several times; the first one counts.
 pub(super) fn as_functions(
     tools: &[Value],
     loaded: Vec<(String, Value)>,
     choice: &ToolChoice,
 ) -> Result<(Vec<(String, Value)>, ClientTools), RouterError> {
     let mut client_tools = ClientTools::default();
-    let own = tools.iter().enumerate().map(|(idx, tool)| (format!("tools[{idx}]"), tool.clone())).collect();
+    let own = tools.iter().enumerate().filter(|(_, tool)| !is_left_out(tool, choice));
+    let own = own.map(|(idx, tool)| (format!("tools[{idx}]"), tool.clone())).collect();
     let mut functions = client_tools.convert_all(own, choice)?;
     let mut names: HashSet<Value> = functions.iter().map(|(_, function)| function["name"].clone()).collect();
     let mut loaded_tools = ClientTools::default();
@@ -181,7 +189,7 @@ mod tests {
         let loaded = ["input[0].tools[0]", "input[1].tools[0]"].map(|path| {
             (path.to_owned(), namespace("mcp__old", &[tool("function", "read"), tool("function", "write")]))
         });
-        let (functions, client_tools) = as_functions(&tools, loaded.into(), &ToolChoice::Auto).unwrap();
+        let (functions, client_tools) = as_functions(&tools, loaded.into(), &ToolChoice::default()).unwrap();
         let names = functions[..6].iter().map(|(_, function)| function["name"].clone());
         assert_eq!(json!(function_names(&tools)), names.collect::<Value>());
         let found = functions.iter().map(|(path, function)| {
