@@ -217,6 +217,40 @@ fn what_takes_long_to_compile_is_refused() {
     ]);
 }
 
+/// `#` may mean the whole or any part with an identifier.
+#[test]
+fn references_with_too_many_meanings_are_refused() {
+    let parts = |count| vec![json!({ "id": "" }); count];
+    let merged = |count| vec![json!({ "$ref": "#", "x": 1 }); count];
+    // Few meanings, which are searched for each reference.
+    let searched = |count| json!({ "allOf": merged(count), "y": parts(4) });
+    let several = vec![format!("%json {}", searched(750)); 8].join(" | ");
+    // No meanings, which are searched for in each part.
+    let path = |i| json!({ "$ref": format!("#{}{i}", "/a".repeat(150)) });
+    let paths: Vec<Value> = (0..200).map(path).collect();
+    let (targets, merges) = (
+        "too large: its references may mean too many subschemas",
+        "too large: its merged subschemas have too many alternatives",
+    );
+    assert_refused(vec![
+        ("parts", json_schema(&json!({ "anyOf": merged(4_500), "y": parts(4_300) })), targets),
+        ("paths", json_schema(&json!({ "anyOf": paths, "y": parts(4_500) })), targets),
+        ("merges", json_schema(&searched(3_000)), merges),
+        ("merges of several schemas", lark(format!("start: {several}")), merges),
+    ]);
+    let definitions = (0..20).map(|i| {
+        let properties = json!({ "a": { "type": "integer" }, "next": { "$ref": "#" } });
+        let definition = json!({ "$id": format!("d{i}"), "type": "object", "properties": properties });
+        (format!("d{i}"), definition)
+    });
+    let definitions: serde_json::Map<String, Value> = definitions.collect();
+    let references: Vec<Value> = (0..20).map(|i| json!({ "$ref": format!("#/$defs/d{i}") })).collect();
+    assert_accepted(vec![(
+        "twenty parts with identifiers",
+        json_schema(&json!({ "$defs": definitions, "anyOf": references })),
+    )]);
+}
+
 #[test]
 fn what_no_output_matches_is_refused() {
     let integer = json!({ "$ref": "#" });

@@ -6,12 +6,14 @@ use serde_json::Value;
 
 use super::graph::children_first;
 use super::patterns::Repetitions;
+use super::search::SearchSteps;
 use super::{check_nesting, schema};
 use crate::GrammarError;
 
 /// Checks the text. A text that the parser's lexer would refuse may pass.
 pub(super) fn check(text: &str) -> Result<(), GrammarError> {
-    let (mut rules, mut repetitions) = (Rules::default(), Repetitions::default());
+    let mut rules = Rules::default();
+    let (mut repetitions, mut steps) = (Repetitions::default(), SearchSteps::default());
     let mut scanner = Scanner { text, at: 0 };
     let mut brackets: u64 = 0;
     let mut starts_item = true;
@@ -22,7 +24,7 @@ pub(super) fn check(text: &str) -> Result<(), GrammarError> {
             Token::Name(name) => rules.refer(name, 1 + brackets),
             Token::Open | Token::Nested => brackets += 1,
             Token::Close => brackets = brackets.saturating_sub(1),
-            Token::Schema(value) => schema::check(&value, &mut repetitions)?,
+            Token::Schema(value) => schema::check(&value, &mut repetitions, &mut steps)?,
             Token::Newline | Token::Other => {}
         }
         check_nesting(brackets, "brackets of the Lark grammar")?;

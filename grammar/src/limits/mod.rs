@@ -3,7 +3,8 @@
 //! The parser compiles nested parts by recursion, follows references while doing so, and copies what `allOf`
 //! merges. Its own limits count less than that. Whatever passes here compiles far within
 //! [`crate::STACK_BYTES`], and its parts that are not covered by the parser's fuel take at most about a
-//! second each. The checks themselves use no recursion and time linear in the text, apart from references.
+//! second each. The checks themselves use no recursion and time linear in the text, apart from references:
+//! their searches have limits of their own (`search.rs`).
 
 mod graph;
 mod integers;
@@ -11,10 +12,12 @@ mod lark;
 mod multiple_of;
 mod patterns;
 mod schema;
+mod search;
 
 use serde_json::Value;
 
 use self::patterns::Repetitions;
+use self::search::SearchSteps;
 use crate::GrammarError;
 use crate::document::{Grammar, GrammarKind};
 
@@ -26,7 +29,7 @@ const NESTING_MAX: u64 = 400;
 pub(crate) fn check(grammar: &Grammar) -> Result<(), GrammarError> {
     match grammar.kind {
         GrammarKind::JsonSchema => match serde_json::from_str::<Value>(&grammar.text) {
-            Ok(schema) => schema::check(&schema, &mut Repetitions::default()),
+            Ok(schema) => schema::check(&schema, &mut Repetitions::default(), &mut SearchSteps::default()),
             Err(error) => Err(GrammarError::Compile(format!("not JSON: {error}"))),
         },
         // The parser limits the nesting of regular expressions.

@@ -9,7 +9,8 @@ use super::graph::children_first;
 use super::integers;
 use super::multiple_of::MultipleOf;
 use super::patterns::Repetitions;
-use crate::GrammarError;
+use super::search::{SearchSteps, too_large};
+use crate::{GrammarError, TEXT_BYTES_MAX};
 
 /// Maximum subschemas, with references followed, in all merges of subschemas that have parts in common. Each
 /// merge copies them.
@@ -25,6 +26,13 @@ const PATTERN_PROPERTIES_MAX: u64 = 100;
 /// Maximum optional properties of one object. Time to compile grows with their square: 3,000 take 3 seconds
 /// (debug build).
 const OPTIONAL_PROPERTIES_MAX: u64 = 1_200;
+
+/// Maximum subschemas of all subschemas, including those that references may mean. Without references a text
+/// has fewer. The time of the checks is linear in their number.
+const EDGES_MAX: usize = TEXT_BYTES_MAX;
+
+/// Why a schema with too many of them is refused.
+const MANY_TARGETS: &str = "its references may mean too many subschemas";
 
 /// Keywords that hold one subschema or a list of them, at another position than the object's own.
 const NESTED: [&str; 4] = ["items", "prefixItems", "additionalItems", "additionalProperties"];
@@ -50,8 +58,12 @@ const ANNOTATIONS: [&str; 15] = [
 ];
 
 /// Checks a schema; references that lead nowhere are the parser's to refuse.
-pub(super) fn check(schema: &Value, repetitions: &mut Repetitions) -> Result<(), GrammarError> {
-    let schema = Schema::read(schema);
+pub(super) fn check(
+    schema: &Value,
+    repetitions: &mut Repetitions,
+    steps: &mut SearchSteps,
+) -> Result<(), GrammarError> {
+    let schema = Schema::read(schema, steps)?;
     for node in &schema.nodes {
         let mut patterns = node.names("patternProperties").chain(node.text("pattern"));
         patterns.try_for_each(|pattern| repetitions.add(pattern))?;
@@ -69,7 +81,7 @@ pub(super) fn check(schema: &Value, repetitions: &mut Repetitions) -> Result<(),
         let node = &schema.nodes[at];
         sizes[at] = Size::of(node, &sizes)?;
         check_nesting(sizes[at].depth, "subschemas")?;
-        totals.add(&schema, node, &sizes[at])?;
+        totals.add(&schema, node, &sizes[at], steps)?;
     }
     Ok(())
 }
@@ -132,45 +144,54 @@ struct Schema<'a> {
 }
 
 impl<'a> Schema<'a> {
-    fn read(root: &'a Value) -> Self {
-        let mut reader = Reader { root, ids: HashMap::new(), values: Vec::new(), embedded: Vec::new() };
+    fn read(root: &'a Value, steps: &mut SearchSteps) -> Result<Self, GrammarError> {
+        let mut reader =
+            Reader { root, ids: HashMap::new(), values: Vec::new(), embedded: Vec::new(), num_edges: 0 };
         reader.find_embedded();
         reader.id(root);
         let mut nodes = Vec::new();
         while let Some(&value) = reader.values.get(nodes.len()) {
-            nodes.push(reader.node(value));
+            nodes.push(reader.node(value, steps)?);
         }
-        Self { nodes }
+        Ok(Self { nodes })
     }
 
     /// Names of the properties that alternatives constrain, and whether they constrain others too.
-    fn parts(&self, alternatives: &[usize]) -> (HashSet<&'a str>, bool) {
+    fn parts(
+        &self,
+        alternatives: &[usize],
+        steps: &mut SearchSteps,
+    ) -> Result<(HashSet<&'a str>, bool), GrammarError> {
+        let many = "its merged subschemas have too many alternatives";
+        steps.add(alternatives.len(), many)?;
         let (mut names, mut has_others) = (HashSet::new(), false);
         let (mut seen, mut left) = (HashSet::new(), alternatives.to_vec());
         while let Some(at) = left.pop() {
             let node = &self.nodes[at];
+            let num_children: usize = node.in_place.iter().map(|group| 1 + group.len()).sum();
+            steps.add(num_children + node.names("properties").count(), many)?;
             names.extend(node.names("properties"));
             has_others |= node.has_unnamed_parts();
             left.extend(node.in_place.iter().flatten().filter(|&&child| seen.insert(child)));
         }
-        (names, has_others)
+        Ok((names, has_others))
     }
 
     /// Whether two of the schemas that are merged for this one constrain the same part of the value.
-    fn has_common_parts(&self, node: &Node<'a>) -> bool {
+    fn has_common_parts(&self, node: &Node<'a>, steps: &mut SearchSteps) -> Result<bool, GrammarError> {
         let mut seen: HashSet<&str> = node.names("properties").collect();
         let mut has_others = node.has_unnamed_parts();
         for alternatives in &node.in_place {
-            let (names, more) = self.parts(alternatives);
+            let (names, more) = self.parts(alternatives, steps)?;
             if (has_others && (more || !names.is_empty())) || (more && !seen.is_empty()) {
-                return true;
+                return Ok(true);
             }
             has_others |= more;
             if names.into_iter().any(|name| !seen.insert(name)) {
-                return true;
+                return Ok(true);
             }
         }
-        false
+        Ok(false)
     }
 }
 
@@ -182,6 +203,7 @@ struct Reader<'a> {
     values: Vec<&'a Value>,
     /// Subschemas with an identifier of their own.
     embedded: Vec<(&'a str, &'a Value)>,
+    num_edges: usize,
 }
 
 impl<'a> Reader<'a> {
@@ -209,12 +231,17 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn node(&mut self, value: &'a Value) -> Node<'a> {
+    fn node(&mut self, value: &'a Value, steps: &mut SearchSteps) -> Result<Node<'a>, GrammarError> {
         let mut node = Node { keywords: value.as_object(), in_place: Vec::new(), nested: Vec::new() };
-        let Some(keywords) = node.keywords else { return node };
+        let Some(keywords) = node.keywords else { return Ok(node) };
         for (keyword, value) in keywords {
             let (found, is_nested): (Vec<&Value>, bool) = match (keyword.as_str(), value) {
-                ("$ref", Value::String(reference)) => (self.targets(reference), false),
+                ("$ref", Value::String(reference)) => {
+                    // Each embedded one is searched for the path.
+                    let num_segments = 1 + reference.matches('/').count();
+                    steps.add(self.embedded.len().saturating_mul(num_segments), MANY_TARGETS)?;
+                    (self.targets(reference), false)
+                }
                 ("anyOf" | "oneOf", Value::Array(list)) => (list.iter().collect(), false),
                 ("allOf", Value::Array(list)) => {
                     node.in_place.extend(list.iter().map(|value| vec![self.id(value)]));
@@ -227,10 +254,14 @@ impl<'a> Reader<'a> {
                 (name, value) if NESTED.contains(&name) => (vec![value], true),
                 _ => continue,
             };
+            self.num_edges += found.len();
+            if self.num_edges > EDGES_MAX {
+                return Err(too_large(MANY_TARGETS));
+            }
             let ids: Vec<usize> = found.into_iter().map(|value| self.id(value)).collect();
             if is_nested { node.nested.extend(ids) } else { node.in_place.push(ids) }
         }
-        node
+        Ok(node)
     }
 
     /// The subschemas that a reference may mean: those at its path in the whole or in an embedded one, or
@@ -331,7 +362,13 @@ struct Totals {
 }
 
 impl Totals {
-    fn add(&mut self, schema: &Schema<'_>, node: &Node<'_>, size: &Size) -> Result<(), GrammarError> {
+    fn add<'a>(
+        &mut self,
+        schema: &Schema<'a>,
+        node: &Node<'a>,
+        size: &Size,
+        steps: &mut SearchSteps,
+    ) -> Result<(), GrammarError> {
         let is_merged = node.num_merged() > 1;
         let patterns = match is_merged {
             true => size.pattern_properties,
@@ -342,33 +379,32 @@ impl Totals {
         self.optional_properties = self.optional_properties.saturating_add(optional * optional);
         if is_merged {
             size.multiple_of.check_merged()?;
-            if schema.has_common_parts(node) {
+            if schema.has_common_parts(node, steps)? {
                 self.merged = self.merged.saturating_add(size.nodes);
             }
             if size.has_pattern {
                 self.merged_options = self.merged_options.saturating_add(size.options);
             }
         }
-        let too_large = |what: &str| Err(GrammarError::Compile(format!("the schema is too large: {what}")));
         if self.merged > MERGED_MAX {
-            return too_large(&format!(
+            return Err(too_large(&format!(
                 "allOf and keywords beside $ref merge more than {MERGED_MAX} subschemas"
-            ));
+            )));
         }
         if self.merged_options > MERGED_OPTIONS_MAX {
-            return too_large(&format!(
+            return Err(too_large(&format!(
                 "patterns are merged with more than {MERGED_OPTIONS_MAX} alternatives"
-            ));
+            )));
         }
         if self.optional_properties > OPTIONAL_PROPERTIES_MAX * OPTIONAL_PROPERTIES_MAX {
-            return too_large(&format!(
+            return Err(too_large(&format!(
                 "more than {OPTIONAL_PROPERTIES_MAX} optional properties of an object, or fewer of several"
-            ));
+            )));
         }
         if self.compared_patterns > PATTERN_PROPERTIES_MAX.pow(3) {
-            return too_large(&format!(
+            return Err(too_large(&format!(
                 "more than {PATTERN_PROPERTIES_MAX} patternProperties of an object or of several"
-            ));
+            )));
         }
         Ok(())
     }

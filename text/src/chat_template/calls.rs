@@ -95,6 +95,9 @@ fn with_arguments_as_text(messages: &[ConversationMessage]) -> Option<Vec<Conver
     Some(messages)
 }
 
+/// Longer names are no tool's. So at most this many names end at one byte of a prompt.
+const NAME_LEN_MAX: usize = 128;
+
 /// Names of the tools that messages without content call, as far as every template writes them unchanged.
 struct CalledNames<'a> {
     /// Each name once.
@@ -111,8 +114,8 @@ impl<'a> CalledNames<'a> {
             .filter_map(|call| call["function"]["name"].as_str());
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
         let mut seen = HashSet::new();
-        let names: Vec<&str> =
-            names.filter(|name| name.chars().all(is_plain) && seen.insert(*name)).collect();
+        let is_checked = |name: &str| name.len() <= NAME_LEN_MAX && name.chars().all(is_plain);
+        let names: Vec<&str> = names.filter(|name| is_checked(name) && seen.insert(*name)).collect();
         let search = AhoCorasick::new(&names).expect("a request is far below the limit of states");
         Self { names, search }
     }

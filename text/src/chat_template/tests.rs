@@ -260,3 +260,27 @@ fn many_calls_without_content_are_searched_at_once() {
         found => panic!("{found:?}"),
     }
 }
+
+/// Where the text has one name, it has all shorter ones: each byte of it ends as many matches.
+#[test]
+fn names_longer_than_any_tools_are_not_searched() {
+    let call = |len: usize| json!({ "function": { "name": "a".repeat(len), "arguments": {} } });
+    let message = |lens: std::ops::RangeInclusive<usize>| ConversationMessage {
+        role: "assistant".into(),
+        tool_calls: lens.map(call).collect(),
+        ..Default::default()
+    };
+    let user = ConversationMessage::new("user", "a".repeat(128));
+    let source = "{% for m in messages %}{{ m.content or '' }}{% endfor %}{# tool_calls #}";
+    let template = ChatTemplate::compile(source, "", "").unwrap();
+    let prompt = template.render_calls(&[user.clone(), message(1..=1_000)], &Map::new()).unwrap();
+    assert_eq!(prompt, user.text());
+    // The longest name that a tool may have.
+    let short = ConversationMessage::new("user", "a".repeat(127));
+    match template.render_calls(&[short, message(127..=128)], &Map::new()) {
+        Err(TextError::Refused(reason)) => {
+            assert!(reason.contains(&format!("`{}`", "a".repeat(128))), "{reason}");
+        }
+        found => panic!("{found:?}"),
+    }
+}

@@ -12,7 +12,7 @@ const BUNDLED: &str = include_str!("../../../models/demo/target/tokenizer.json")
 const END: TokenId = 0;
 
 /// The bundled tokenizer without every fifth longer token and with permuted ids.
-fn byte_level() -> Value {
+pub(super) fn byte_level() -> Value {
     let mut json: Value = serde_json::from_str(BUNDLED).unwrap();
     let model = json["model"].as_object_mut().unwrap();
     let vocabulary = model["vocab"].as_object().unwrap().clone();
@@ -44,7 +44,7 @@ fn byte_level() -> Value {
 
 /// A tokenizer like Llama 2's: a space before every text, `<0x0A>` for bytes, BOS in front. Its words are
 /// those of the bundled one.
-fn sentencepiece() -> Value {
+pub(super) fn sentencepiece() -> Value {
     let bundled: Value = serde_json::from_str(BUNDLED).unwrap();
     let is_plain = |text: &str| text.chars().all(|c| c == 'Ġ' || c.is_ascii_alphabetic());
     let spelt = |text: &str| text.replace('Ġ', "\u{2581}");
