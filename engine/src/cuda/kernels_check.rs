@@ -194,11 +194,10 @@ fn faults(kernel: &Kernel, usage: &Usage, code: Option<&Disassembled>) -> Vec<St
         format!("has {copies} asynchronous copies of 16 bytes, expected {}", wanted.copies),
     );
     let narrow = found.all.loads_narrow;
-    check(narrow == 0 || wanted.allows_conversions, format!("has {narrow} narrow loads in its main loop"));
+    check(narrow == 0, format!("has {narrow} narrow loads in its main loop"));
     check(found.all.local == 0, format!("has {} accesses of local memory in its main loop", found.all.local));
-    let allowed = if wanted.allows_conversions { u32::MAX } else { 0 };
     let conversions = found.conversions;
-    check(conversions <= allowed, format!("converts {conversions} integers to floats in its main loop"));
+    check(conversions == 0, format!("converts {conversions} integers to floats in its main loop"));
     faults
 }
 

@@ -52,8 +52,6 @@ pub(crate) struct LoopRequirements {
     pub(crate) loads: u32,
     /// Minimum number of asynchronous copies of 16 bytes.
     pub(crate) copies: u32,
-    /// Whether it may load scales and convert integers to floats, as kernels with a scale per slice do.
-    pub(crate) allows_conversions: bool,
 }
 
 /// A file of kernels.
@@ -123,15 +121,7 @@ impl Kernel {
 
     /// Requires `loads` loads in the main loop, `loads_before_product` of them before the first product.
     const fn with_loads(self, loads_before_product: u32, loads: u32) -> Self {
-        Self {
-            main_loop: Some(LoopRequirements {
-                loads_before_product,
-                loads,
-                copies: 0,
-                allows_conversions: false,
-            }),
-            ..self
-        }
+        Self { main_loop: Some(LoopRequirements { loads_before_product, loads, copies: 0 }), ..self }
     }
 
     /// Sets the size of a ring of stages for tiles of `rows` rows and weights of `weight_bytes` each.
@@ -156,27 +146,17 @@ impl Kernel {
     }
 
     /// Sets the size of the shared-memory stages, which asynchronous copies in the main loop fill.
-    const fn with_copies(self, shared_bytes: u32, allows_conversions: bool) -> Self {
+    const fn with_copies(self, shared_bytes: u32) -> Self {
         Self {
             shared_bytes,
-            main_loop: Some(LoopRequirements {
-                loads_before_product: 0,
-                loads: 0,
-                copies: 2,
-                allows_conversions,
-            }),
+            main_loop: Some(LoopRequirements { loads_before_product: 0, loads: 0, copies: 2 }),
             ..self
         }
     }
 
     /// As `with_copies`, with the copies in the loop around the main loop.
     const fn with_outer_copies(self, shared_bytes: u32) -> Self {
-        let main_loop = Some(LoopRequirements {
-            loads_before_product: 0,
-            loads: 0,
-            copies: 0,
-            allows_conversions: false,
-        });
+        let main_loop = Some(LoopRequirements { loads_before_product: 0, loads: 0, copies: 0 });
         Self { shared_bytes, main_loop, ..self }
     }
 }
@@ -290,8 +270,8 @@ source!(
         kernel("gemm_fp8_8_narrow", 256, 80).with_loads(10, 12),
         kernel("gemm_fp8_32", 256, 128).with_loads(14, 20),
         kernel("gemm_fp8_32_narrow", 256, 128).with_loads(14, 18),
-        kernel("gemm_fp8_tiled_64", 256, 200).with_copies(fp8_stage_bytes(64), false),
-        kernel("gemm_fp8_tiled_80", 256, 240).with_copies(fp8_stage_bytes(80), false),
+        kernel("gemm_fp8_tiled_64", 256, 200).with_copies(fp8_stage_bytes(64)),
+        kernel("gemm_fp8_tiled_80", 256, 240).with_copies(fp8_stage_bytes(80)),
         kernel("gemm_fp8_tiled_128", 256, 255).with_outer_copies(fp8_stage_bytes(128)),
     ]
 );
@@ -300,12 +280,15 @@ source!(
     "gemm_tiled.cu",
     [PRODUCTS, TILED],
     [
-        kernel("gemm_bf16_tiled_64", 256, 200).with_copies(stage_bytes(64), false),
-        kernel("gemm_bf16_tiled_80", 256, 240).with_copies(stage_bytes(80), false),
-        kernel("gemm_bf16_tiled_128", 256, 248).with_copies(stage_bytes(128), false),
-        kernel("gemm_int8_tiled_64", 256, 128).with_copies(stage_bytes(64), true),
-        kernel("gemm_int8_tiled_80", 256, 128).with_copies(stage_bytes(80), true),
-        kernel("gemm_int8_sliced_64", 256, 224).with_copies(stage_bytes(64), true),
+        kernel("gemm_bf16_tiled_64", 256, 200).with_copies(stage_bytes(64)),
+        kernel("gemm_bf16_tiled_80", 256, 240).with_copies(stage_bytes(80)),
+        kernel("gemm_bf16_tiled_128", 256, 248).with_copies(stage_bytes(128)),
+        kernel("gemm_int8_tiled_64", 256, 128).with_copies(stage_bytes(64)),
+        kernel("gemm_int8_tiled_80", 256, 128).with_copies(stage_bytes(80)),
+        kernel("gemm_int8_tiled_128", 256, 128).with_copies(stage_bytes(128)),
+        kernel("gemm_int8_sliced_64", 256, 224).with_copies(stage_bytes(64)),
+        kernel("gemm_int8_sliced_80", 256, 240).with_copies(stage_bytes(80)),
+        kernel("gemm_int8_sliced_128", 256, 255).with_copies(stage_bytes(128)),
     ]
 );
 source!(
@@ -365,21 +348,21 @@ source!(
     "attention.cu",
     [KV, ATTENTION_TILES, MERGE],
     [
-        kernel("attention_16", 32, 128).with_copies(attention_bytes(16, 1), false),
-        kernel("attention_32", 32, 144).with_copies(attention_bytes(32, 1), false),
-        kernel("attention_64", 32, 176).with_copies(attention_bytes(64, 1), false),
-        kernel("attention_96", 32, 224).with_copies(attention_bytes(96, 1), false),
-        kernel("attention_128", 32, 255).with_copies(attention_bytes(128, 1), false),
-        kernel("attention_pair_16", 64, 128).with_copies(attention_bytes(16, 2), false),
-        kernel("attention_pair_32", 64, 144).with_copies(attention_bytes(32, 2), false),
-        kernel("attention_pair_64", 64, 176).with_copies(attention_bytes(64, 2), false),
-        kernel("attention_pair_96", 64, 224).with_copies(attention_bytes(96, 2), false),
-        kernel("attention_pair_128", 64, 255).with_copies(attention_bytes(128, 2), false),
-        kernel("attention_wide_16", 128, 128).with_copies(attention_bytes(16, 4), false),
-        kernel("attention_wide_32", 128, 144).with_copies(attention_bytes(32, 4), false),
-        kernel("attention_wide_64", 128, 176).with_copies(attention_bytes(64, 4), false),
-        kernel("attention_wide_96", 128, 224).with_copies(attention_bytes(96, 4), false),
-        kernel("attention_wide_128", 128, 255).with_copies(attention_bytes(128, 4), false),
+        kernel("attention_16", 32, 128).with_copies(attention_bytes(16, 1)),
+        kernel("attention_32", 32, 144).with_copies(attention_bytes(32, 1)),
+        kernel("attention_64", 32, 176).with_copies(attention_bytes(64, 1)),
+        kernel("attention_96", 32, 224).with_copies(attention_bytes(96, 1)),
+        kernel("attention_128", 32, 255).with_copies(attention_bytes(128, 1)),
+        kernel("attention_pair_16", 64, 128).with_copies(attention_bytes(16, 2)),
+        kernel("attention_pair_32", 64, 144).with_copies(attention_bytes(32, 2)),
+        kernel("attention_pair_64", 64, 176).with_copies(attention_bytes(64, 2)),
+        kernel("attention_pair_96", 64, 224).with_copies(attention_bytes(96, 2)),
+        kernel("attention_pair_128", 64, 255).with_copies(attention_bytes(128, 2)),
+        kernel("attention_wide_16", 128, 128).with_copies(attention_bytes(16, 4)),
+        kernel("attention_wide_32", 128, 144).with_copies(attention_bytes(32, 4)),
+        kernel("attention_wide_64", 128, 176).with_copies(attention_bytes(64, 4)),
+        kernel("attention_wide_96", 128, 224).with_copies(attention_bytes(96, 4)),
+        kernel("attention_wide_128", 128, 255).with_copies(attention_bytes(128, 4)),
     ]
 );
 source!(

@@ -196,7 +196,7 @@ template <int NT>
 __device__ __forceinline__ void gemm_fp8_parked(const bf16* x, const unsigned char* weights, const float* channel_scales,
                                                 const float* bias, const u32* borders, float* out, Sizes sizes) {
   Accumulators<float, NT> acc = {};
-  sum_parked(acc, WidenedOperands<NT>(x, weights, borders, sizes), borders, out, sizes,
+  sum_parked(acc, WidenedOperands<NT>(x, weights, borders, sizes), borders, out, sizes, AsTheyAre(),
              [&](float sum, u32 column) { return apply_epilogue(sum, channel_scales, bias, column); });
 }
 

@@ -20,7 +20,7 @@ __device__ __forceinline__ void gemm_bf16_tiled(const bf16* x, const bf16* weigh
 template <int NT>
 __device__ __forceinline__ void gemm_bf16_parked(const bf16* x, const bf16* weights, const float* bias, const u32* borders, float* out, Sizes sizes) {
   Accumulators<float, NT> acc = {};
-  sum_parked(acc, UniformOperands<bf16, NT>(x, weights, sizes), borders, out, sizes,
+  sum_parked(acc, UniformOperands<bf16, NT>(x, weights, sizes), borders, out, sizes, AsTheyAre(),
              [&](float sum, u32 column) { return bias ? sum + bias[column] : sum; });
 }
 
@@ -36,6 +36,20 @@ __device__ __forceinline__ void exact_int8(Accumulators<float, NT>& sums, const 
   });
 }
 
+// Applies the scales of rows to the exact sums of a slice.
+template <int NT>
+__device__ __forceinline__ Accumulators<float, NT> scale_slice(const Accumulators<i32, NT>& acc, const float* x_scales, u32 slice,
+                                                               Sizes sizes) {
+  // Hidden from the optimizer, as in sum_parked.
+  const u32 first_row = opaque(tiled_row<NT>(0, 0)), last_row = opaque(sizes.rows) - 1;
+  Accumulators<float, NT> sums;
+  for_each<NT>([&](int m, int t, int i) {
+    const u32 row = min(first_row + 8 * t + i % 2, last_row);
+    sums.of[m][t][i] = (float)acc.of[m][t][i] * x_scales[row * 8 + slice];
+  });
+  return sums;
+}
+
 // One scale per row and slice.
 template <int NT>
 __device__ __forceinline__ void sliced_int8(Accumulators<float, NT>& sums, const signed char* x, const signed char* weights,
@@ -43,10 +57,7 @@ __device__ __forceinline__ void sliced_int8(Accumulators<float, NT>& sums, const
   Accumulators<i32, NT> acc = {};
   Tree<NT> tree;
   run_tiled<signed char>(acc, x, weights, borders, sizes, [&](u32 slice) {
-    for_each<NT>([&](int m, int t, int i) {
-      const u32 row = min(tiled_row<NT>(t, i), sizes.rows - 1);
-      sums.of[m][t][i] = (float)acc.of[m][t][i] * x_scales[row * 8 + slice];
-    });
+    sums = scale_slice<NT>(acc, x_scales, slice, sizes);
     tree.add(slice, sums);
     acc = {};
   });
@@ -68,6 +79,18 @@ __device__ __forceinline__ void gemm_int8_tiled(const signed char* x, const floa
   });
 }
 
+// One scale per row and slice, with one level of the tree in `out` (sum_parked).
+template <int NT>
+__device__ __forceinline__ void gemm_int8_parked(const signed char* x, const float* x_scales, const signed char* weights,
+                                                 const float* channel_scales, const float* bias, const u32* borders,
+                                                 float* out, Sizes sizes) {
+  Accumulators<i32, NT> acc = {};
+  sum_parked(
+      acc, UniformOperands<signed char, NT>(x, weights, sizes), borders, out, sizes,
+      [&](const Accumulators<i32, NT>& exact, u32 slice) { return scale_slice<NT>(exact, x_scales, slice, sizes); },
+      [&](float sum, u32 column) { return apply_epilogue(sum, channel_scales, bias, column); });
+}
+
 #define GEMM_BF16_TILED(NAME, NT, GEMM)                                                                                 \
   extern "C" __global__ void __launch_bounds__(256, 1)                                                              \
       NAME(const bf16* x, const bf16* weights, const float* bias, const u32* borders, float* out, u32 rows, u32 n,  \
@@ -79,13 +102,16 @@ GEMM_BF16_TILED(gemm_bf16_tiled_64, 4, gemm_bf16_tiled)
 GEMM_BF16_TILED(gemm_bf16_tiled_80, 5, gemm_bf16_tiled)
 GEMM_BF16_TILED(gemm_bf16_tiled_128, 8, gemm_bf16_parked)
 
-#define GEMM_INT8_TILED(NAME, NT, EXACT)                                                                            \
+#define GEMM_INT8_TILED(NAME, GEMM)                                                                                 \
   extern "C" __global__ void __launch_bounds__(256, 1)                                                              \
       NAME(const signed char* x, const float* x_scales, const signed char* weights, const float* channel_scales,    \
            const float* bias, const u32* borders, float* out, u32 rows, u32 n, u32 k) {                             \
-    gemm_int8_tiled<NT, EXACT>(x, x_scales, weights, channel_scales, bias, borders, out, {rows, n, k});             \
+    GEMM(x, x_scales, weights, channel_scales, bias, borders, out, {rows, n, k});                                   \
   }
 
-GEMM_INT8_TILED(gemm_int8_tiled_64, 4, true)
-GEMM_INT8_TILED(gemm_int8_tiled_80, 5, true)
-GEMM_INT8_TILED(gemm_int8_sliced_64, 4, false)
+GEMM_INT8_TILED(gemm_int8_tiled_64, (gemm_int8_tiled<4, true>))
+GEMM_INT8_TILED(gemm_int8_tiled_80, (gemm_int8_tiled<5, true>))
+GEMM_INT8_TILED(gemm_int8_tiled_128, (gemm_int8_tiled<8, true>))
+GEMM_INT8_TILED(gemm_int8_sliced_64, (gemm_int8_tiled<4, false>))
+GEMM_INT8_TILED(gemm_int8_sliced_80, (gemm_int8_tiled<5, false>))
+GEMM_INT8_TILED(gemm_int8_sliced_128, gemm_int8_parked<8>)

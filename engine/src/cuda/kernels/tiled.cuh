@@ -92,6 +92,14 @@ struct Tree {
   }
 };
 
+// For sum_parked: sums that are floats already.
+struct AsTheyAre {
+  template <int NT>
+  __device__ __forceinline__ const Accumulators<float, NT>& operator()(const Accumulators<float, NT>& sums, u32) const {
+    return sums;
+  }
+};
+
 // Output column and row of a warp's element.
 __device__ __forceinline__ u32 tiled_column(int m, int i) {
   return blockIdx.y * TILE_CHANNELS + threadIdx.x / WARP % 4 * 32 + 16 * m + threadIdx.x % WARP / 4 + (i / 2) * 8;
@@ -250,16 +258,17 @@ __device__ __forceinline__ void write_tiled(const Accumulators<float, NT>& sums,
 
 // The whole product with only two levels of the tree in registers besides the accumulators. The third level,
 // which is written once and read once, is kept in `out`, at the place where the thread will store
-// `finish(sum, column)`.
-template <typename Operands, int NT, typename Finish>
-__device__ __forceinline__ void sum_parked(Accumulators<float, NT>& acc, const Operands operands, const u32* borders, float* out,
-                                           Sizes sizes, Finish finish) {
+// `finish(sum, column)`. `to_floats(acc, slice)` returns the sums of a slice.
+template <typename Operands, typename A, int NT, typename ToFloats, typename Finish>
+__device__ __forceinline__ void sum_parked(Accumulators<A, NT>& acc, const Operands operands, const u32* borders, float* out,
+                                           Sizes sizes, ToFloats to_floats, Finish finish) {
   Accumulators<float, NT> level[2];
   run_stages(acc, operands, borders, [&](u32 slice) {
+    const Accumulators<float, NT> sums = to_floats(acc, slice);
     if (!(slice & 1)) {
-      level[0] = acc;
+      level[0] = sums;
     } else if (!(slice & 2)) {
-      for_each<NT>([&](int m, int t, int i) { level[1].of[m][t][i] = level[0].of[m][t][i] + acc.of[m][t][i]; });
+      for_each<NT>([&](int m, int t, int i) { level[1].of[m][t][i] = level[0].of[m][t][i] + sums.of[m][t][i]; });
     } else {
       // Hidden from the optimizer, which would otherwise keep every element's address in registers during the
       // loop over K.
@@ -269,7 +278,7 @@ __device__ __forceinline__ void sum_parked(Accumulators<float, NT>& acc, const O
         const u32 column = first_column + 16 * m + i / 2 * 8, row = first_row + 8 * t + i % 2;
         if (column >= n || row >= rows) return;
         float* to = out + (u64)row * n + column;
-        float sum = level[1].of[m][t][i] + (level[0].of[m][t][i] + acc.of[m][t][i]);
+        float sum = level[1].of[m][t][i] + (level[0].of[m][t][i] + sums.of[m][t][i]);
         *to = slice == 7 ? finish(*to + sum, column) : sum;
       });
     }

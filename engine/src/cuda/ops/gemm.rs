@@ -18,11 +18,7 @@ const MAX_ROWS: usize = 1 << 21;
 
 const FAMILY: KernelFamily = KernelFamily {
     few: [[GEMM_BF16.kernel(0), GEMM_BF16.kernel(1)], [GEMM_BF16.kernel(2), GEMM_BF16.kernel(3)]],
-    tiled: &[
-        (TILE_ROWS[0], GEMM_TILED.kernel(0)),
-        (TILE_ROWS[1], GEMM_TILED.kernel(1)),
-        (TILE_ROWS[2], GEMM_TILED.kernel(2)),
-    ],
+    tiled: [GEMM_TILED.kernel(0), GEMM_TILED.kernel(1), GEMM_TILED.kernel(2)],
 };
 
 /// Returns the borders of K between the slices that are summed separately: the contract's slices, if it
@@ -75,10 +71,10 @@ pub(super) fn check_product<M: DeviceMemory>(
 }
 
 /// Kernels of one format: those for few rows (8 and 32, each with 16 and with fewer channels per group), and
-/// those whose warps share tiles.
+/// those whose warps share tiles, in the order of [`TILE_ROWS`].
 pub(super) struct KernelFamily {
     pub(super) few: [[&'static Kernel; 2]; 2],
-    pub(super) tiled: &'static [(usize, &'static Kernel)],
+    pub(super) tiled: [&'static Kernel; TILE_ROWS.len()],
 }
 
 /// A kernel, its grid, and the parameters that divide the work among its warps.
@@ -101,22 +97,21 @@ impl ChosenKernel {
         let name = family.few[0][0].name;
         check(name, ("rows", rows), rows > 0 && rows <= MAX_ROWS, format_args!("1 to {MAX_ROWS}"))?;
         check(name, ("n", n), n > 0, "at least 1")?;
-        let tiles: Vec<usize> = family.tiled.iter().map(|(rows, _)| *rows).collect();
-        let variant = forced.unwrap_or_else(|| Variant::choose((rows, n), borders, &tiles));
+        let variant = forced.unwrap_or_else(|| Variant::choose((rows, n), borders));
         let LaunchShape { grid, cut } = LaunchShape::new(variant, (rows, n), borders);
         let (kernel, cut) = match variant {
             Variant::Few { rows, channels } => {
                 (family.few[usize::from(rows > 8)][usize::from(channels < CHANNELS[0])], Some(cut))
             }
             Variant::Tiled { rows } => {
-                let tiled = family.tiled.iter().find(|(height, _)| *height == rows);
-                let (_, kernel) = tiled.ok_or_else(|| CudaError::BadLaunch {
+                let tile = TILE_ROWS.iter().position(|height| *height == rows);
+                let tile = tile.ok_or_else(|| CudaError::BadLaunch {
                     kernel: name,
                     what: "rows of a tile",
                     found: rows,
-                    expected: format!("one of {tiles:?}"),
+                    expected: format!("one of {TILE_ROWS:?}"),
                 })?;
-                (*kernel, None)
+                (family.tiled[tile], None)
             }
         };
         check(

@@ -20,8 +20,9 @@ pub(super) const MAX_K: usize = 1 << 17;
 const FEW: [[&Kernel; 2]; 2] = [[INT8.kernel(1), INT8.kernel(2)], [INT8.kernel(3), INT8.kernel(4)]];
 /// Kernels with one scale per row, and with one per row and slice.
 const EXACT: KernelFamily =
-    KernelFamily { few: FEW, tiled: &[(64, GEMM_TILED.kernel(3)), (80, GEMM_TILED.kernel(4))] };
-const SLICED: KernelFamily = KernelFamily { few: FEW, tiled: &[(64, GEMM_TILED.kernel(5))] };
+    KernelFamily { few: FEW, tiled: [GEMM_TILED.kernel(3), GEMM_TILED.kernel(4), GEMM_TILED.kernel(5)] };
+const SLICED: KernelFamily =
+    KernelFamily { few: FEW, tiled: [GEMM_TILED.kernel(6), GEMM_TILED.kernel(7), GEMM_TILED.kernel(8)] };
 
 /// Quantized rows: steps `[rows, k]` and scales `[rows, slices]`.
 pub(crate) type Int8Rows<'a, M> = (&'a Tensor<M, i8>, &'a Tensor<M, f32>);
@@ -164,5 +165,29 @@ impl<M: DeviceMemory> GemmInt8<'_, M> {
         let params = if chosen.is_tiled() { params } else { params.u32(self.slices) };
         // SAFETY: these are the kernel's parameters; the checks ensure that every element is in bounds.
         unsafe { executor.launch(kernel, chosen.grid, &mut { params }) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Many rows take shared tiles, with one scale or eight a row.
+    #[test]
+    fn the_kernel_fits_the_rows_and_their_scales() {
+        let borders: Vec<u32> = (0..9).map(|slice| slice * 512).collect();
+        for (rows, n, exact, sliced) in [
+            (8, 4096, "gemm_int8_8", "gemm_int8_8"),
+            (32, 28_672, "gemm_int8_32", "gemm_int8_32"),
+            (40, 28_672, "gemm_int8_tiled_64", "gemm_int8_sliced_64"),
+            (160, 28_672, "gemm_int8_tiled_80", "gemm_int8_sliced_80"),
+            (160, 1280, "gemm_int8_32", "gemm_int8_32"),
+            (2048, 4096, "gemm_int8_tiled_128", "gemm_int8_sliced_128"),
+        ] {
+            for (family, name) in [(&EXACT, exact), (&SLICED, sliced)] {
+                let chosen = ChosenKernel::new(family, (rows, n), &borders, None).unwrap();
+                assert_eq!(chosen.kernel.name, name, "{rows} x {n}");
+            }
+        }
     }
 }

@@ -17,10 +17,12 @@ pub(in crate::cuda::parity) const REFERENCE: Variant = Variant::Few { rows: 8, c
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
     let (rows, n) = scale.pick((300, 20), (300, 4096));
-    let (whole, cut) = scale.pick((72, 352), (4096, 14_336));
+    let (whole, cut) = scale.pick((80, 352), (4096, 14_336));
     let mut parities = kernels_agree(e, (rows, n), &KSlices::whole(whole), 16)?;
     // Slices with several iterations of every kernel's main loop and a remainder.
-    parities.extend(kernels_agree(e, (9, scale.pick(20, n)), &KSlices::whole(scale.pick(2120, 8232)), 18)?);
+    parities.extend(kernels_agree(e, (9, scale.pick(20, n)), &KSlices::whole(scale.pick(2128, 8240)), 18)?);
+    // Several tiles of every height, over more steps than a ring of stages holds.
+    parities.extend(kernels_agree(e, (300, 20), &KSlices::eighths(704, 32), 19)?);
     // All slices, and the slices of single ranks.
     let slices = KSlices::eighths(cut, 32);
     parities.extend(kernels_agree(e, (scale.pick(9, 70), scale.pick(140, n)), &slices, 16)?);
@@ -56,17 +58,10 @@ pub(crate) fn kernels_agree<E: Executor>(
             "fp8" => reference_of_fp8(e, shape, slices, seed)?,
             _ => multiply(e, REFERENCE)?,
         };
+        let (rows, n) = shape;
         for &variant in &variants {
-            let is_written = match variant {
-                Variant::Tiled { rows: 80 } => *format != "int8" || slices.ranges().len() == 1,
-                Variant::Tiled { rows: 128 } => *format != "int8",
-                Variant::Tiled { .. } | Variant::Few { .. } => true,
-            };
-            if is_written {
-                let (rows, n) = shape;
-                let case = format!("{format} {rows} x {n} x {} by {variant:?}", slices.end());
-                parities.push(compare_equal(case, &multiply(e, variant)?, &expected));
-            }
+            let case = format!("{format} {rows} x {n} x {} by {variant:?}", slices.end());
+            parities.push(compare_equal(case, &multiply(e, variant)?, &expected));
         }
     }
     Ok(parities)
@@ -132,7 +127,14 @@ fn by_int8<E: Executor>(
     let mut steps = |len: usize| (0..len).map(|_| (numbers.bits() >> 56) as i8).collect::<Vec<i8>>();
     let x = Tensor::of(e, &steps(rows * k), "steps")?;
     let weights = Tensor::of(e, &steps(n * k), "weights")?;
-    let scales = Tensor::of(e, &numbers.vec(rows * count, 0.01), "scales")?;
+    let mut scales = numbers.vec(rows * count, 0.01);
+    // The scales of zeros, and of numbers that are not finite.
+    if let [.., of_zeros, of_nan] = scales.as_mut_slice()
+        && rows > 8
+    {
+        (*of_zeros, *of_nan) = (0.0, f32::NAN);
+    }
+    let scales = Tensor::of(e, &scales, "scales")?;
     let channel_scales = Tensor::of(e, &numbers.vec(n, 0.01), "scales of channels")?;
     let bias = Tensor::of(e, &numbers.vec(n, 1.0), "bias")?;
     Ok(move |e: &mut E, variant| {
@@ -187,5 +189,18 @@ mod tests {
         };
         assert_eq!(read(Variant::Few { rows: 32, channels: 16 }), 5 * 16 * (16 + 2 * 32) * k);
         assert_eq!(read(Variant::Tiled { rows: 80 }), 2 * 2 * (128 + 2 * 80) * k);
+        // int8 inputs and weights take one byte each, with one scale a row and with eight.
+        for slices in [KSlices::whole(k), KSlices::eighths(k, 64)] {
+            let multiply = by_int8(&mut e, (rows, n), &slices, 1).unwrap();
+            let mut read = |variant| {
+                let before = e.global_bytes();
+                multiply(&mut e, variant).unwrap();
+                (e.global_bytes() - before) as usize
+            };
+            assert_eq!(read(Variant::Few { rows: 32, channels: 16 }), 5 * 16 * (16 + 32) * k);
+            assert_eq!(read(Variant::Tiled { rows: 64 }), 3 * 2 * (128 + 64) * k);
+            assert_eq!(read(Variant::Tiled { rows: 80 }), 2 * 2 * (128 + 80) * k);
+            assert_eq!(read(Variant::Tiled { rows: 128 }), 2 * 2 * (128 + 128) * k);
+        }
     }
 }
