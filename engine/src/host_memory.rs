@@ -25,7 +25,7 @@ pub(crate) fn check_fits(
             weights,
             kv_memory_bytes,
             free,
-            "KV may not fit beside the weights: lower the memory for KV"
+            "KV may not fit beside the weights: lower --kv-memory"
         );
     }
     Ok(())

@@ -155,7 +155,7 @@ impl<T: KvElement> KvBlocks<T> {
         while self.chunks.len() * BLOCKS_PER_CHUNK < num_blocks {
             let blocks = BLOCKS_PER_CHUNK.min(self.max_blocks - self.chunks.len() * BLOCKS_PER_CHUNK);
             let lines = (blocks * block_bytes).div_ceil(size_of::<Line>());
-            let chunk = Lines::zeroed(lines, "kv blocks, lower the memory for KV to what the machine has")?;
+            let chunk = Lines::zeroed(lines, "kv blocks, lower --kv-memory to what the machine has")?;
             chunk.populate();
             self.chunks.push(chunk);
         }

@@ -284,7 +284,7 @@ where
                 rank,
                 free,
                 workspace,
-                "the largest forward may need more memory than weights and KV leave: lower the memory for KV"
+                "the largest forward may need more memory than weights and KV leave: lower --kv-memory"
             );
         }
         Ok(())

@@ -139,7 +139,7 @@ fn a_kv_cache_without_room_is_refused_when_it_is_loaded() {
         let error = refused(1 << 40, ranks);
         assert!(error.starts_with("option kv_memory_bytes is 1099511627776: the gpu of rank 0 "), "{error}");
         let numbers = format!("{FREE_BYTES} bytes free beside the weights, and KV needs {needed} there");
-        assert!(error.contains(&numbers) && error.ends_with("lower the memory for KV"), "{error}");
+        assert!(error.contains(&numbers) && error.ends_with("lower --kv-memory"), "{error}");
     }
 
     // Only the second rank has no room. Its last two allocations are the cache and the list of copies.
