@@ -26,7 +26,7 @@ use service::metrics::Metrics;
 use service::shutdown::Lifetime;
 use speculation::Role;
 use worker::config::WorkerConfig;
-use worker::serve::{Addresses, load_follower, load_on_nodes, start};
+use worker::serve::{Addresses, load, load_follower, start};
 
 use self::config::NodesConfig;
 use self::join::{Joined, NodeEnd, Shared};
@@ -44,7 +44,7 @@ pub(crate) async fn lead(
     let Joined { nodes, ends } = join::gather(&nodes, facts::facts(&config, &nodes)?, &shared).await?;
     end_with(ends, &lifetime, &health);
     let loading = config.clone();
-    let loading = move || load_on_nodes(&loading, Role::Target, Verify, nodes);
+    let loading = move || load(&loading, Role::Target, Verify, Some(nodes));
     let starting = async {
         let loaded = tokio::task::spawn_blocking(loading).await??;
         start(loaded, &config, discovery, &lifetime, &health).await

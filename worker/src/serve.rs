@@ -96,16 +96,6 @@ pub fn load<D: RoleLogic>(
     Ok(LoadedWorker::new(executor, facts, Some(assets)))
 }
 
-/// Like [`load`], for node 0 of several nodes ([`engine::Nodes`]).
-pub fn load_on_nodes<D: RoleLogic>(
-    config: &WorkerConfig,
-    role: Role,
-    role_logic: D,
-    nodes: Nodes,
-) -> anyhow::Result<LoadedWorker<ModelExecutor<D>>> {
-    load(config, role, role_logic, Some(nodes))
-}
-
 /// Loads the ranks of another node, and returns the cores that its compute threads are to be pinned to.
 pub fn load_follower(config: &WorkerConfig, nodes: Nodes) -> anyhow::Result<(Follower, Option<Vec<usize>>)> {
     use_isa(config)?;

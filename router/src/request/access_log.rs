@@ -77,35 +77,22 @@ impl AccessLine {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-    use std::sync::{Arc, Mutex};
+    use std::io::Seek as _;
+    use std::sync::Arc;
 
     use serde_json::{Value, json};
 
     use super::*;
     use crate::generation::SpeculationUsage;
 
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
     /// The fields of the line that a request writes.
     fn written(line: &AccessLine, ending: &Ending<'_>) -> Value {
-        let lines = Lines::default();
-        let writer = lines.clone();
+        let file = Arc::new(tempfile::tempfile().unwrap());
         let subscriber =
-            tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || writer.clone()).finish();
+            tracing_subscriber::fmt().json().flatten_event(true).with_writer(Arc::clone(&file)).finish();
         tracing::subscriber::with_default(subscriber, || line.write(ending));
-        let mut fields: Value = serde_json::from_slice(&lines.0.lock().unwrap()).unwrap();
+        (&*file).rewind().unwrap();
+        let mut fields: Value = serde_json::from_reader(&*file).unwrap();
         assert!(fields.as_object_mut().unwrap().remove("timestamp").is_some());
         fields
     }

@@ -232,7 +232,7 @@ async fn requests_of_the_codex_cli_are_accepted() {
     assert_eq!(last["type"], "response.completed");
     assert_eq!(last["response"]["output"][1]["input"], PATCH);
     assert_eq!(last["response"]["tools"], body["tools"]);
-    // The model is not told of what only OpenAI's servers run.
+    // Tools that only OpenAI's servers run are not in the prompt.
     let prompt_ids = router.lanes.take_one().prompt_ids;
     let without = merged(body, &json!({ "tools": [shell, tool(), namespace] }));
     events(&router, &without).await;

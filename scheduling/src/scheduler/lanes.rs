@@ -207,7 +207,7 @@ impl Lanes {
     }
 
     fn new_lane(&self, key: &LaneKey) -> Lane {
-        let max_k = self.policy.max_k(&key.task_type);
+        let max_k = self.policy.lane(&key.task_type).max_k;
         Lane {
             key: Arc::new(key.clone()),
             draft_length: DraftLength::with_rules(max_k, self.rules),
@@ -386,7 +386,7 @@ impl Lanes {
 
     /// Whether the operator allows drafts for any of a model's sequences.
     pub(super) fn may_draft(&self, model: &str) -> bool {
-        self.of_model(model).any(|lane| lane.sequences > 0 && self.policy.max_k(&lane.key.task_type) > 0)
+        self.of_model(model).any(|lane| lane.sequences > 0 && self.policy.lane(&lane.key.task_type).max_k > 0)
     }
 
     /// Predicts the tokens per second that one target would commit under a load of sequences and draft

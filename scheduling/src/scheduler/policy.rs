@@ -146,11 +146,6 @@ impl PolicyConfig {
         LanePolicy { max_k: lane.max_k.min(self.max_draft_tokens), ..lane }
     }
 
-    /// Maximum draft length of a task type.
-    pub fn max_k(&self, task_type: &str) -> u32 {
-        self.lane(task_type).max_k
-    }
-
     /// Tree size fixed by the request or the operator; `None` leaves it to the lane.
     pub fn pinned_tree_tokens(&self, request: &SpeculationRequest) -> Option<u32> {
         request.num_tree_tokens.or(self.tree_tokens.fixed())
@@ -159,7 +154,7 @@ impl PolicyConfig {
     /// Draft length fixed by the request or the operator, who may also allow none; `None` leaves it to the
     /// lane.
     pub fn pinned_draft_tokens(&self, task_type: &str, request: &SpeculationRequest) -> Option<u32> {
-        let max_k = self.max_k(task_type);
+        let max_k = self.lane(task_type).max_k;
         if request.enabled == Some(false) || max_k == 0 {
             return Some(0);
         }

@@ -132,7 +132,7 @@ impl SchedulerState {
         if is_fixed || pinned == Some(0) || plan.is_health_probe || plan.is_probe {
             return None;
         }
-        let max_tokens = pinned.unwrap_or(self.lanes.policy().max_k(&active.lane.key.task_type));
+        let max_tokens = pinned.unwrap_or(self.lanes.policy().lane(&active.lane.key.task_type).max_k);
         self.choose_lookup(active, asks_worker, max_tokens)
     }
 

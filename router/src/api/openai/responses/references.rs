@@ -22,8 +22,8 @@ struct StoredOutput {
     output: Vec<StoredItem>,
 }
 
-/// An item without log probabilities, which no conversation has: they may be a hundred times as long as its
-/// text.
+/// An item, or a part of its content, without log probabilities, which no conversation has: they may be a
+/// hundred times as long as the text.
 struct StoredItem(Item);
 
 impl<'de> Deserialize<'de> for StoredItem {
@@ -38,56 +38,28 @@ impl<'de> Visitor<'de> for ItemVisitor {
     type Value = Item;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an item, which is an object")
+        f.write_str("an item or a part of its content, which are objects")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Item, A::Error> {
         let mut item = Item::new();
         while let Some(name) = entries.next_key::<String>()? {
             let value = match name.as_str() {
+                "logprobs" => {
+                    entries.next_value::<IgnoredAny>()?;
+                    continue;
+                }
                 "arguments" => entries.next_value_seed(ExactArguments(&[]))?,
                 "content" => {
-                    let parts: Option<Vec<StoredPart>> = entries.next_value()?;
-                    let as_value =
-                        |parts: Vec<StoredPart>| parts.into_iter().map(|StoredPart(part)| part).collect();
-                    parts.map_or(Value::Null, as_value)
+                    let parts: Option<Vec<StoredItem>> = entries.next_value()?;
+                    parts
+                        .map_or(Value::Null, |parts| parts.into_iter().map(|StoredItem(part)| part).collect())
                 }
                 _ => entries.next_value()?,
             };
             item.insert(name, value);
         }
         Ok(item)
-    }
-}
-
-/// A part of an item's content, without its log probabilities.
-struct StoredPart(Item);
-
-impl<'de> Deserialize<'de> for StoredPart {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(PartVisitor).map(Self)
-    }
-}
-
-struct PartVisitor;
-
-impl<'de> Visitor<'de> for PartVisitor {
-    type Value = Item;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a part of a text, which is an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Item, A::Error> {
-        let mut part = Item::new();
-        while let Some(name) = entries.next_key::<String>()? {
-            if name == "logprobs" {
-                entries.next_value::<IgnoredAny>()?;
-            } else {
-                part.insert(name, entries.next_value()?);
-            }
-        }
-        Ok(part)
     }
 }
 
