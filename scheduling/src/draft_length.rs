@@ -16,6 +16,8 @@
 mod evidence;
 mod explanation;
 mod joint;
+#[cfg(test)]
+mod joint_tests;
 mod load;
 mod lookup;
 mod outlook;
@@ -34,6 +36,7 @@ use std::ops::Range;
 
 use evidence::Budget;
 pub use explanation::{Change, ChoiceReason, Explanation, Outlook};
+use joint::Drafting;
 pub use joint::{JointChoice, JointLoad};
 pub use load::{LaneView, Load, Pace};
 pub(crate) use lookup::COMPARED_LENGTHS;
@@ -83,9 +86,9 @@ pub struct DraftLength {
     /// By k.
     excess_by_k: Vec<ExcessSum>,
     outlook: Vec<Outlook>,
-    /// The lane's choice if all lanes of its target drafted, and whether it applies.
+    /// The lane's choice if all lanes of its target drafted, and how they draft.
     joint: JointChoice,
-    drafts_jointly: bool,
+    drafting: Drafting,
     load: Option<Load>,
     /// The k of this lane round if it is a probe.
     probe: Option<u32>,
@@ -146,7 +149,7 @@ impl DraftLength {
             excess_by_k: vec![ExcessSum::default(); max_k as usize + 1],
             outlook: Vec::new(),
             joint: JointChoice::default(),
-            drafts_jointly: false,
+            drafting: Drafting::default(),
             load: None,
             probe: None,
             probe_budget: Budget(BUDGET_MAX / 4.0),

@@ -3,6 +3,9 @@
 //! all draft. So each lane computes its draft length and speed for that case, and the lanes begin to draft if
 //! none becomes slower. They go on until one is clearly slower: a prediction near that limit would let them
 //! stop and begin again all the time, and while only some of them draft, all are slow.
+//!
+//! With many lanes one usually becomes slower, because the others' drafts are too long for it. Then all draft
+//! one token each if that makes every lane faster.
 
 use super::{DraftLength, Load, Outlook};
 use crate::cost::WorkerCost;
@@ -16,13 +19,32 @@ pub struct JointChoice {
     pub num_leaves: u32,
     /// Its speed then, divided by its best speed alone.
     pub gain: f64,
+    /// Its speed if each lane drafted one token, divided by its best speed alone.
+    pub one_token_gain: f64,
 }
 
 impl Default for JointChoice {
     /// Value of a lane before its first round.
     fn default() -> Self {
-        Self { k: 0, num_leaves: 0, gain: 1.0 }
+        Self { k: 0, num_leaves: 0, gain: 1.0, one_token_gain: 1.0 }
     }
+}
+
+impl JointChoice {
+    /// Choice of a lane that other lanes must not delay.
+    pub(crate) const NO_JOINT_DRAFTING: Self = Self { k: 0, num_leaves: 0, gain: 0.0, one_token_gain: 0.0 };
+}
+
+/// How the lanes of a target draft.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Drafting {
+    /// Each lane as far as it delays no other.
+    #[default]
+    Separate,
+    /// Each lane one token.
+    OneToken,
+    /// Each lane its joint choice.
+    Joint,
 }
 
 /// Choices of the other lanes at a target if all lanes drafted.
@@ -34,13 +56,15 @@ pub struct JointLoad {
     pub plain_sequences: u32,
     /// Sequences at one draft worker, including the lane's own.
     pub draft_sequences: u32,
-    /// Smallest gain of all lanes.
+    /// Smallest gain of the other lanes, at most 1.
     pub least_gain: f64,
+    /// Smallest gain of the other lanes if each lane drafted one token; `None` without other lanes.
+    pub least_one_token_gain: Option<f64>,
 }
 
 impl Default for JointLoad {
     fn default() -> Self {
-        Self { rows: 0, plain_sequences: 0, draft_sequences: 1, least_gain: 1.0 }
+        Self { rows: 0, plain_sequences: 0, draft_sequences: 1, least_gain: 1.0, least_one_token_gain: None }
     }
 }
 
@@ -50,6 +74,8 @@ impl JointLoad {
         self.rows += sequences * (1 + joint.k + joint.num_leaves);
         self.plain_sequences += if joint.k == 0 { sequences } else { 0 };
         self.least_gain = self.least_gain.min(joint.gain);
+        let least = self.least_one_token_gain.unwrap_or(f64::INFINITY);
+        self.least_one_token_gain = Some(least.min(joint.one_token_gain));
     }
 
     /// Share of one of this many targets.
@@ -72,6 +98,16 @@ impl Load {
         Self { other_rows: rows + plain_sequences, other_plain_sequences: 0, ..self.with_joint_choices() }
     }
 
+    /// The same load if each other lane drafted one token.
+    fn one_token_each(&self) -> Self {
+        Self {
+            other_rows: 2 * self.other_sequences,
+            other_plain_sequences: 0,
+            draft_sequences: self.joint.draft_sequences,
+            ..*self
+        }
+    }
+
     /// The same load if no other lane drafted.
     fn without_drafts(&self) -> Self {
         Self { other_rows: self.other_sequences, other_plain_sequences: self.other_sequences, ..*self }
@@ -84,12 +120,11 @@ impl DraftLength {
         self.joint
     }
 
-    /// Computes the joint choice, and applies it if no lane becomes slower than alone or, while it applies,
-    /// clearly slower.
+    /// Computes the joint choice, and applies it, or one token each, if no lane is slower by it.
     pub(super) fn apply_joint_choice(&mut self, load: &Load, workers: (&WorkerCost, &WorkerCost)) {
         if load.other_sequences == 0 {
             self.joint = JointChoice::default();
-            self.drafts_jointly = false;
+            self.drafting = Drafting::Separate;
             return;
         }
         let plain = self.plain_speed(&load.without_drafts(), workers);
@@ -99,19 +134,46 @@ impl DraftLength {
         // they do.
         let all_drafting = self.compute_outlook(&load.all_drafting(), workers);
         let k = self.best_for_all(&all_drafting, load, plain);
-        let mut jointly = match load.joint.plain_sequences {
+        let jointly = match load.joint.plain_sequences {
             0 => all_drafting,
             _ => self.compute_outlook(&load.with_joint_choices(), workers),
         };
-        let at = jointly[k as usize];
-        self.joint = JointChoice { k, num_leaves: at.num_leaves, gain: at.tokens_per_second / alone };
-        let loss_max = if self.drafts_jointly { self.rules.unconfirmed_hysteresis } else { 0.0 };
-        self.drafts_jointly = k > 0 && self.joint.gain.min(load.joint.least_gain) >= 1.0 - loss_max;
-        if self.drafts_jointly {
-            // The other lanes accept a delay up to that k.
-            jointly[..=k as usize].iter_mut().for_each(|at| at.others_delay = 0.0);
-            self.outlook = jointly;
+        let one_token = self.compute_outlook(&load.one_token_each(), workers);
+        let gain = |at: &Outlook| at.tokens_per_second / alone;
+        let at = &jointly[k as usize];
+        self.joint = JointChoice {
+            k,
+            num_leaves: at.num_leaves,
+            gain: gain(at),
+            one_token_gain: one_token.get(1).map_or(0.0, gain),
+        };
+        self.drafting = self.next_drafting(&load.joint);
+        let (mut outlook, longest) = match self.drafting {
+            Drafting::Separate => return,
+            Drafting::OneToken => (one_token, 1),
+            Drafting::Joint => (jointly, k as usize),
+        };
+        // The other lanes accept a delay up to that k.
+        outlook[..=longest].iter_mut().for_each(|at| at.others_delay = 0.0);
+        self.outlook = outlook;
+    }
+
+    /// How lanes draft: the joint choice if no lane is slower by it than alone, else one token each if all are
+    /// faster by it, else separately. They go on with either until a lane is clearly slower.
+    fn next_drafting(&self, others: &JointLoad) -> Drafting {
+        let loss_max = match self.drafting {
+            Drafting::Joint => self.rules.unconfirmed_hysteresis,
+            _ => 0.0,
+        };
+        if self.joint.k > 0 && self.joint.gain.min(others.least_gain) >= 1.0 - loss_max {
+            return Drafting::Joint;
         }
+        let margin = match self.drafting {
+            Drafting::OneToken => -self.rules.hysteresis,
+            _ => self.rules.hysteresis,
+        };
+        let least_gain = others.least_one_token_gain.unwrap_or(f64::INFINITY).min(self.joint.one_token_gain);
+        if least_gain >= 1.0 + margin { Drafting::OneToken } else { Drafting::Separate }
     }
 
     /// The k that maximises the sum of the logarithms of all sequences' speeds: drafts make the lane's own

@@ -10,7 +10,7 @@ use crate::cost::{ForwardShape, StepTimes};
 use crate::smoothing::LONG_EWMA_WINDOW;
 
 /// A pool whose sequences draft and verify in alternating groups, with 5% noise on every time.
-struct World {
+pub(super) struct World {
     acceptance: f64,
     sequences: u32,
     target: fn(f64) -> f64,
@@ -20,10 +20,10 @@ struct World {
 }
 
 /// A fixed pseudorandom sequence.
-struct Chance(u64);
+pub(super) struct Chance(pub(super) u64);
 
 impl Chance {
-    fn next(&mut self) -> f64 {
+    pub(super) fn next(&mut self) -> f64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((self.0 >> 11) as f64) / ((1_u64 << 53) as f64)
     }
@@ -56,7 +56,7 @@ impl World {
         (0..=10).map(|k| self.goodput(k)).fold(0.0, f64::max)
     }
 
-    fn cost(times: impl Fn(f64) -> f64) -> WorkerCost {
+    pub(super) fn cost(times: impl Fn(f64) -> f64) -> WorkerCost {
         let point = |rows: u32| (rows, times(f64::from(rows)) as u64);
         WorkerCost::new(StepTimes::of_rows(&[1, 2, 4, 8, 16, 32, 64].map(point)))
     }
@@ -318,56 +318,6 @@ fn rows_that_would_slow_other_lanes_down_are_not_free() {
         ks.push(run.lane.k);
     }
     assert!(ks[0] > ks[1] && ks[0] > ks[2], "{ks:?}");
-}
-
-/// Draft lengths to which lanes of one sequence each converge on a shared target; `num_right` is the number
-/// of right tokens in a draft, by lane.
-fn beside_each_other<const N: usize>(num_right: [u32; N], micros_a_row: f64) -> [u32; N] {
-    let (target, draft) = (World::cost(|rows| 20_000.0 + micros_a_row * rows), World::cost(|_| 300.0));
-    let mut lanes = num_right.map(|_| DraftLength::new(8));
-    for _ in 0..200 {
-        for own in 0..N {
-            let view = |lane: &DraftLength| LaneView {
-                sequences: 1,
-                k: lane.k,
-                num_leaves: lane.num_leaves(),
-                context: 0.0,
-                round_us: 0.0,
-                joint: lane.joint(),
-            };
-            let views: Vec<LaneView> = lanes.iter().map(view).collect();
-            let load = Load::of(&views, own, (1, N as u32));
-            let k = lanes[own].choose(load, &target, &draft).num_draft_tokens;
-            let right = num_right[own];
-            lanes[own].observe_agreement(k..k + 1, u32::from(k < right));
-            lanes[own].observe_verification(k, k.min(right));
-        }
-    }
-    lanes.map(|lane| lane.k)
-}
-
-#[test]
-fn lanes_that_gain_together_draft_beside_each_other_though_rows_cost() {
-    assert_eq!(beside_each_other([0, 0], 2_000.0), [0, 0]);
-    assert_eq!(
-        beside_each_other([8, 0], 2_000.0),
-        [0, 0],
-        "the second lane would wait for the rows of the first"
-    );
-    let ks = beside_each_other([8, 8], 2_000.0);
-    assert!(ks.iter().all(|k| *k >= 2), "{ks:?}");
-    assert_eq!(beside_each_other([8, 8], 100_000.0), [0, 0], "rows cost more than drafts gain");
-}
-
-#[test]
-fn lanes_that_draft_together_mind_what_the_others_wait_for() {
-    let alone = beside_each_other([2], 2_000.0)[0];
-    assert_eq!(alone, 2);
-    // All tokens are right, and each row costs a tenth of a forward. One lane drafts the maximum; six stop
-    // where the delay of the others outweighs their gain.
-    let (one, six) = (beside_each_other([8], 2_000.0), beside_each_other([8; 6], 2_000.0));
-    assert_eq!(one, [8]);
-    assert!(six.iter().all(|k| (1..8).contains(k)), "{six:?}");
 }
 
 #[test]

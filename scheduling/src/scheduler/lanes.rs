@@ -300,7 +300,7 @@ impl Lanes {
                 // Other lanes must not delay a lane that may not draft.
                 let joint = match lane.held_back {
                     None => lane.draft_length.joint(),
-                    Some(_) => JointChoice { gain: 0.0, ..JointChoice::default() },
+                    Some(_) => JointChoice::NO_JOINT_DRAFTING,
                 };
                 let num_leaves = if lane.k > 0 { lane.draft_length.num_leaves() } else { 0 };
                 let view = LaneView {
