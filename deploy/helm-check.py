@@ -10,7 +10,6 @@ manifests get the checks that apply to them. Nothing is applied to a cluster.
 """
 
 import argparse
-import pathlib
 import re
 import sys
 import tomllib
@@ -19,10 +18,13 @@ import helm_python
 import kubernetes_validate
 import yaml
 
-CHART = pathlib.Path(__file__).parent / "helm"
+from helm_check_values import CHART, INVALID_VALUES, THREADS, VALID_VALUES
+
 MANIFESTS = CHART.parent / "kubernetes"
 OBSERVABILITY = CHART.parent / "observability"
 KUBERNETES = "1.30"
+# The job names of the alerts.
+JOBS = {"outrider-router", "outrider-target-worker", "outrider-draft-worker"}
 # API versions whose objects have no schema here.
 WITHOUT_SCHEMA = {"keda.sh/v1alpha1", "monitoring.coreos.com/v1", "gateway.networking.k8s.io/v1"}
 # What every pod and its container must have.
@@ -30,120 +32,6 @@ RESTRICTIONS = {
     "runAsNonRoot": True, "runAsUser": 10001, "runAsGroup": 10001, "seccompProfile": {"type": "RuntimeDefault"},
     "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True,
 }
-
-GPU_POOL = {
-    "name": "h100", "model": "/models/70b", "device": "cuda", "gpus": 2, "weights": "bf16", "replicas": 3, "maxUnavailable": 1,
-    "extraArgs": ["--gpu-memory-utilization=0.85"], "nodeSelector": {"gpu": "h100"},
-    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}], "resources": {"requests": {"cpu": "8", "memory": "32Gi"}},
-}
-
-
-def cpu_pool(name, cpu=None, **fields):
-    return {"name": name, "model": "/models/8b", "device": "cpu", "replicas": 1, "resources": {"requests": {"cpu": cpu}} if cpu else {}, **fields}
-
-
-NGRAM_POOL = {"name": "ngram", "model": "ngram", "device": "cpu", "replicas": 2, "resources": {"requests": {"cpu": "1"}}}
-# The values of the page's examples, and settings of a router's file that must come out as they are.
-EXAMPLES = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", (CHART / "README.md").read_text(), re.DOTALL)]
-CONFIG = {
-    "max_sequences": 512, "suffix_drafts": True, "shadow_share": 0.1, "allowed_origins": ["https://a.example", "https://b.example"],
-    "pair_check": ["outrider", "check-pair", "--json"], "objectives": {"batch": 200},
-    "lanes": {"code": {"max_k": 6, "min_acceptance": 0.3}, "a.b": {"weight": 2.5, "acceptance": "coupled"}},
-    "models": {'org/"m" <&>': {"serves": "llama-3.3-70b", "temperature": 0.3}},
-}
-ENV = [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector:4317"}]
-EXTRAS = {
-    "env": ENV, "envFrom": [{"secretRef": {"name": "more"}}], "extraVolumes": [{"name": "extra", "emptyDir": {}}],
-    "extraVolumeMounts": [{"name": "extra", "mountPath": "/extra"}],
-}
-PLACE = {
-    "podLabels": {"team": "llm", "app.kubernetes.io/part-of": "chat"}, "podAnnotations": {"prometheus.io/scrape": "false", "note": "1"},
-    "nodeSelector": {"disk": "ssd"}, "tolerations": [{"key": "llm", "operator": "Exists"}], "priorityClassName": "high",
-    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
-        {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}}},
-}
-SPREAD = {"topologySpreadConstraints": [
-    {"maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"},
-    {"maxSkew": 1, "topologyKey": "row", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {"matchLabels": {"team": "llm"}}},
-]}
-VALID_VALUES = {
-    "defaults": {},
-    "places, labels and an account of the pods": {
-        "etcd": PLACE, "router": {**PLACE, **SPREAD, "config": CONFIG}, "targetPools": [{**GPU_POOL, **PLACE, **SPREAD}],
-        "draftPools": [{**NGRAM_POOL, "topologySpreadConstraints": []}], "images": {"pullSecrets": [{"name": "registry"}]},
-        "serviceAccount": {"create": True, "annotations": {"role": "llm"}},
-    },
-    "an existing account": {"serviceAccount": {"name": "llm"}},
-    "the Prometheus Operator": {
-        "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}, "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
-    },
-    "an Ingress": {"ingress": {
-        "enabled": True, "className": "nginx", "annotations": {"a/b": "off"}, "hosts": ["a.example", "b.example"],
-        "tls": [{"hosts": ["a.example"], "secretName": "public"}],
-    }},
-    "an HTTPRoute": {"httpRoute": {
-        "enabled": True, "parentRefs": [{"name": "public", "namespace": "gateways"}], "hostnames": ["a.example"], "timeouts": {"request": "0s"},
-    }},
-    **{f"example {i} of the page": values for i, values in enumerate(EXAMPLES, 1)},
-    "a router's file, variables and volumes": {
-        "router": {**EXTRAS, "config": CONFIG}, "targetPools": [{**GPU_POOL, **EXTRAS}], "draftPools": [{**NGRAM_POOL, **EXTRAS}],
-    },
-    "threads": {
-        "targetPools": [cpu_pool("set", threads=3), cpu_pool("whole", cpu="4"), cpu_pool("number", cpu=6), cpu_pool("milli", cpu="2500m")],
-        "draftPools": [cpu_pool("half", cpu="500m"), cpu_pool("none"), cpu_pool("argument", cpu="4", extraArgs=["--threads=7"])],
-    },
-    "TLS, an existing etcd": {
-        "etcd": {"enabled": False, "endpoints": "etcd://10.0.0.5:2379,10.0.0.6:2379"},
-        "tls": {"clientsSecret": "clients", "workersSecret": "workers"},
-    },
-    "routers and workers with certificates of their own": {
-        "tls": {"clientsSecret": "clients", "routersSecret": "routers", "workersSecret": "workers", "routersName": "routers,public.example"},
-        "draftPools": [NGRAM_POOL],
-    },
-    "one certificate of the routers for clients and workers": {"tls": {"clientsSecret": "public", "routersSecret": "public", "workersSecret": "workers"}},
-    "GPU and CPU pools, n-grams, KEDA": {"targetPools": [GPU_POOL], "draftPools": [GPU_POOL, NGRAM_POOL], "keda": {"enabled": True}},
-    "HPAs, a pool with its own bounds": {
-        "targetPools": [{**GPU_POOL, "scaling": {"min": 1, "max": 3, "models": "70b", "share": 0.5}}],
-        "hpa": {"enabled": True}, "scaling": {"tpotMs": 40},
-    },
-    "KEDA with a regular expression": {"targetPools": [{**GPU_POOL, "scaling": {"models": "(8b|70b)/.*"}}], "keda": {"enabled": True}},
-    "targets on several hosts": {
-        "targetPools": [{**GPU_POOL, "nodes": 2}, cpu_pool("small", cpu="4", nodes=4), {**GPU_POOL, "name": "one", "nodes": 1}],
-        "nodesSecret": "mine", "keda": {"enabled": True},
-    },
-    "targets on several hosts only": {
-        "targetPools": [{**GPU_POOL, "nodes": 2}], "draftPools": [], "hpa": {"enabled": True}, "networkPolicies": {"enabled": False},
-    },
-    "no drafts, no policies": {"draftPools": [], "networkPolicies": {"enabled": False}},
-    "no operators": {"networkPolicies": {"operators": []}},
-}
-INVALID_VALUES = {
-    "no etcd": {"etcd": {"enabled": False}},
-    "no targets": {"targetPools": []},
-    "an unknown device": {"targetPools": [{**GPU_POOL, "device": "tpu"}]},
-    "a target on three hosts": {"targetPools": [{**GPU_POOL, "nodes": 3}]},
-    "a draft model on several hosts": {"draftPools": [{**GPU_POOL, "nodes": 2}]},
-    "two autoscalers at once": {"keda": {"enabled": True}, "hpa": {"enabled": True}},
-    "a share over 1": {"draftPools": [{**NGRAM_POOL, "scaling": {"share": 2}}]},
-    "a misspelt field": {"targetPools": [{**GPU_POOL, "replica": 1}]},
-    "a misspelt field of the router": {"router": {"extraArg": []}},
-    "a misspelt field at the top": {"targetPool": [GPU_POOL]},
-    "a certificate for routers only": {"tls": {"routersSecret": "routers"}},
-    "routers without a name": {"tls": {"routersSecret": "routers", "workersSecret": "workers", "routersName": ""}},
-    "a misspelt certificate": {"tls": {"routerSecret": "routers", "workersSecret": "workers"}},
-    "no threads": {"targetPools": [cpu_pool("none", threads=0)]},
-    "an Ingress without hosts": {"ingress": {"enabled": True}},
-    "an HTTPRoute without gateways": {"httpRoute": {"enabled": True}},
-    "a label that the chart sets": {"router": {"podLabels": {"outrider/pool": "mine"}}},
-    "an annotation that is a number": {"targetPools": [{**GPU_POOL, "podAnnotations": {"port": 80}}]},
-    "a misspelt affinity": {"etcd": {"affinity": {"podsAffinity": {}}}},
-    "a constraint without its key": {"draftPools": [{**NGRAM_POOL, "topologySpreadConstraints": [{"maxSkew": 1}]}]},
-    "a setting without a value": {"router": {"config": {"lanes": {"code": {"max_k": None}}}}},
-    "an HPA with a regular expression": {"targetPools": [{**GPU_POOL, "scaling": {"models": "8b|70b"}}], "hpa": {"enabled": True}},
-    "an HPA with a model name that is no label value": {"targetPools": [{**GPU_POOL, "scaling": {"models": "org/70b"}}], "hpa": {"enabled": True}},
-}
-# The threads that the pools of the case above must have; None: the worker's default.
-THREADS = {"set": "3", "whole": "4", "number": "6", "milli": "2", "half": "1", "none": None, "argument": "7"}
 
 
 def main():
@@ -167,6 +55,8 @@ def main():
         errors += pods_without_their_extras(objects, merged)
         errors += wrong_certificates(objects, merged["tls"])
         errors += nodes_that_do_not_meet(objects, merged)
+        errors += rollouts_that_end_early(objects) + pods_that_keep_their_nodes(objects)
+        errors += addresses_of_another_family(objects, merged["ipFamily"])
         if name == "threads":
             errors += wrong_threads(objects)
         if name == "defaults":
@@ -178,6 +68,7 @@ def main():
     manifests = [manifest for path in sorted(MANIFESTS.rglob("*.yaml")) for manifest in yaml.safe_load_all(path.read_text())]
     errors = [error for manifest in manifests for error in schema_errors(manifest)]
     errors += selectors_without_pods(manifests) + unrestricted_pods(manifests) + pods_without_requests(manifests)
+    errors += unscraped_manifests(manifests) + rollouts_that_end_early(manifests)
     print(f"plain manifests: {len(manifests)} objects, {len(errors)} errors")
     problems += [f"plain manifests: {error}" for error in errors]
     for name, values in INVALID_VALUES.items():
@@ -274,8 +165,9 @@ def pods_without_their_extras(objects, values):
         )
         errors += [f"{name} lacks {item}" for wanted, rendered in added for item in wanted or [] if item not in (rendered or [])]
         volumes = {volume["name"] for volume in pod.get("volumes", [])} | {"data"}
-        errors += [f"{name} mounts {mount['name']}, which is no volume" for mount in container["volumeMounts"] if mount["name"] not in volumes]
-        paths = [mount["mountPath"] for mount in container["volumeMounts"]]
+        mounts = container.get("volumeMounts", [])
+        errors += [f"{name} mounts {mount['name']}, which is no volume" for mount in mounts if mount["name"] not in volumes]
+        paths = [mount["mountPath"] for mount in mounts]
         errors += [f"{name} mounts two volumes at {path}" for path in set(paths) if paths.count(path) > 1]
         if ("/dev/shm" in paths) != (extras.get("gpus", 0) > 1):
             errors.append(f"{name} with {extras.get('gpus', 0)} GPUs mounts {paths}")
@@ -352,15 +244,19 @@ def pods_without_requests(objects):
     return errors
 
 
-def unscraped_pods(objects):
-    """Returns an error if a PodMonitor leaves a router or worker out, or gives another job name than prometheus-kubernetes.yml."""
+def scrape_rules():
+    """Returns the relabeling rules of prometheus-kubernetes.yml."""
     job, = yaml.safe_load((OBSERVABILITY / "prometheus-kubernetes.yml").read_text())["scrape_configs"]
-    label = ["__meta_kubernetes_pod_label_outrider_pool"]
-    expected = [
-        {"sourceLabels": label, "regex": rule["regex"], "replacement": rule["replacement"], "targetLabel": rule["target_label"]}
-        for rule in job["relabel_configs"] if rule["source_labels"] == label
-    ]
-    errors = []
+    return job["relabel_configs"]
+
+
+def unscraped_pods(objects):
+    """Returns an error if a PodMonitor leaves a router or worker out, or gives other labels than prometheus-kubernetes.yml."""
+    sources = ("pod_label_outrider_pool", "namespace", "pod_label_app_kubernetes_io_instance")
+    rules = [rule for rule in scrape_rules() if rule["source_labels"] in [[f"__meta_kubernetes_{source}"] for source in sources]]
+    names = {"source_labels": "sourceLabels", "target_label": "targetLabel"}
+    expected = [{names.get(field, field): value for field, value in rule.items()} for rule in rules]
+    errors = [] if {rule["target_label"] for rule in rules} == {"job", "namespace", "release"} else [f"the rules are {rules}"]
     for monitor in (manifest for manifest in objects if manifest["kind"] == "PodMonitor"):
         endpoint, = monitor["spec"]["podMetricsEndpoints"]
         selector = monitor["spec"]["selector"]
@@ -373,6 +269,67 @@ def unscraped_pods(objects):
             ports = {port["name"] for port in template["spec"]["containers"][0]["ports"]}
             if is_selected != ("outrider/role" in labels) or is_selected and endpoint["port"] not in ports:
                 errors.append(f"the PodMonitor selects {name}: {is_selected}, with the ports {ports}")
+    return errors
+
+
+def rollouts_that_end_early(objects):
+    """Returns an error for each Deployment that Kubernetes may declare failed while a worker still loads its checkpoint."""
+    startup = {}
+    for name, template in pod_templates(objects).items():
+        probe = template["spec"]["containers"][0].get("startupProbe")
+        if probe:
+            startup[name] = probe["periodSeconds"] * probe["failureThreshold"]
+    errors = []
+    for manifest in (manifest for manifest in objects if manifest["kind"] == "Deployment"):
+        name, spec = manifest["metadata"]["name"], manifest["spec"]
+        # A worker on the only GPU starts when its predecessor has drained. A router waits for a target.
+        drain = spec["template"]["spec"]["terminationGracePeriodSeconds"]
+        needed = startup[name] + drain if name in startup else max(startup.values())
+        deadline = spec.get("progressDeadlineSeconds", 600)
+        if deadline <= needed:
+            errors.append(f"{name} has {deadline} s for a new pod, which may need {needed} s")
+    return errors
+
+
+def pods_that_keep_their_nodes(objects):
+    """Returns an error for each pod whose volumes of the chart the node autoscaler would keep, and for those that need none."""
+    annotation, errors = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes", []
+    for name, template in pod_templates(objects).items():
+        volumes = [volume["name"] for volume in template["spec"].get("volumes", []) if "emptyDir" in volume and volume["name"] != "extra"]
+        released = template["metadata"].get("annotations", {}).get(annotation)
+        on_gpu = "nvidia.com/gpu" in template["spec"]["containers"][0]["resources"].get("limits", {})
+        if released != (",".join(volumes) or None) or bool(volumes) != on_gpu:
+            errors.append(f"{name} has the volumes {volumes} of its node, of which it releases {released}")
+    return errors
+
+
+def addresses_of_another_family(objects, family):
+    """Returns an error for each flag of a pod that listens at, or advertises, an address of another family."""
+    anywhere, pod = {"IPv4": ("0.0.0.0", "$(POD_IP)"), "IPv6": ("[::]", "[$(POD_IP)]")}[family]
+    expected = {flag: anywhere for flag in ("--http", "--grpc", "--admin", "--listen", "--listen-client-urls")} | {"--advertise": pod}
+    errors = []
+    for manifest in objects:
+        container = (manifest.get("spec", {}).get("template", {}).get("spec", {}).get("containers") or [{}])[0]
+        for argument in container.get("command", []) + container.get("args", []):
+            flag, _, address = argument.partition("=")
+            if flag in expected and address.split("://")[-1].rpartition(":")[0] != expected[flag]:
+                errors.append(f"{manifest['metadata']['name']} has {argument}, expected {expected[flag]}")
+    return errors
+
+
+def unscraped_manifests(manifests):
+    """Returns an error for each annotated pod of the plain manifests to which prometheus-kubernetes.yml gives no job that the alerts know."""
+    errors = []
+    for name, template in pod_templates(manifests).items():
+        if template["metadata"].get("annotations", {}).get("prometheus.io/scrape") != "true":
+            continue
+        job = None
+        for rule in scrape_rules():
+            match = re.fullmatch(rule.get("regex", "(.*)"), template["metadata"]["labels"]["app"])
+            if rule["source_labels"] == ["__meta_kubernetes_pod_label_app"] and rule["target_label"] == "job" and match:
+                job = match.expand(rule.get("replacement", "$1").replace("$", "\\"))
+        if job not in JOBS:
+            errors.append(f"{name} gets the job {job}")
     return errors
 
 
@@ -466,7 +423,7 @@ def nodes_that_do_not_meet(objects, values):
 def file_of_secret(pod, path):
     """Returns the Secret and its key that a pod's container finds at a path; None if there is none."""
     container, = pod["containers"]
-    for mount in container["volumeMounts"]:
+    for mount in container.get("volumeMounts", []):
         if not path.startswith(f"{mount['mountPath']}/"):
             continue
         file = path.removeprefix(f"{mount['mountPath']}/")

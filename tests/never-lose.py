@@ -18,16 +18,20 @@ import itertools
 import json
 import math
 import os
+import pathlib
 import random
-import re
 import shlex
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 
-# 97.5% quantiles of Student's t for 1 to 9 degrees of freedom.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "programs"))
+
+import up  # noqa: E402
+
+# 97.5% quantiles of Student's t for 1 to 9 degrees of freedom, because Python's `statistics` has none. The rule is that
+# of `mean_interval` in cli/src/load/statistics.rs.
 STUDENT = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26]
 
 
@@ -79,17 +83,9 @@ def measure(args, cell, seed):
     environment = dict(os.environ)
     if isa != "native":
         environment["OUTRIDER_ISA"] = isa
-    free_port = "127.0.0.1:0"
-    up = [args.outrider, "up", "--no-evidence", "--http", free_port, "--grpc", free_port, "--admin", free_port]
-    errors = tempfile.TemporaryFile("w+")
-    servers = subprocess.Popen(
-        up + shlex.split(args.up), stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, start_new_session=True
-    )
+    servers = up.start(args.outrider, "--no-evidence", *shlex.split(args.up), env=environment, start_new_session=True)
     try:
-        url = next((found.group(1) for line in servers.stdout if (found := re.search(r"ready at (http://\S+)", line))), None)
-        if url is None:
-            errors.seek(0)
-            sys.exit(f"`outrider up` exited before it was ready:\n{errors.read()}")
+        url = up.wait_for_line(servers, "outrider is ready at ", show=False)
         bench = [args.outrider, "bench", "--url", url, "--prompts", args.prompts, "--concurrency", str(streams)]
         bench += ["--temperatures", str(temperature), "--max-tokens", str(max_tokens), "--body", "ignore_eos=true"]
         bench += ["--blocks", "2", "--block-requests", str(max(args.block_requests, 2 * streams)), "--warmup", "0"]
@@ -99,10 +95,11 @@ def measure(args, cell, seed):
             sys.exit(f"`outrider bench` failed with exit code {measured.returncode}: see above")
         report = json.loads(measured.stdout)
     finally:
-        os.killpg(servers.pid, signal.SIGINT)
+        with contextlib.suppress(ProcessLookupError):  # `outrider up` has exited
+            os.killpg(servers.pid, signal.SIGINT)
         servers.stdout.read()
         servers.wait(timeout=60)
-        errors.close()
+        servers.errors.close()
     by_arm = {result["arm"]: result for result in report["results"] if result["task"] == "all"}
     router, other = by_arm["router"], by_arm["other"]
     if router["failed"] or other["failed"]:

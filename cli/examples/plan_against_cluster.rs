@@ -127,14 +127,7 @@ impl Local {
 }
 
 fn load(directory: PathBuf) -> Result<LocalModel, Box<dyn Error>> {
-    let engine = Engine::load(&LoadOptions {
-        model_dir: directory,
-        weights: WeightFormat::AsStored,
-        threads: 1,
-        tensor_parallel: 1,
-        kv_memory_bytes: 1 << 30,
-        max_model_len: None,
-    })?;
+    let engine = Engine::load(&LoadOptions::new(directory, WeightFormat::AsStored, 1 << 30))?;
     Ok(LocalModel::new(engine, u32::MAX))
 }
 

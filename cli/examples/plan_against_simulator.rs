@@ -9,9 +9,10 @@ use std::error::Error;
 use std::path::Path;
 use std::time::Duration;
 
-use outrider_cli::plan::profiled;
-use scheduling::profile::Profile;
+use outrider_cli::plan::round::{Drafting, RoundEstimate, RoundModel};
+use outrider_cli::plan::step_time::{ForwardBatch, StepCost};
 use scheduling::profile::text::{mix, unit};
+use scheduling::profile::{ForwardRows, Profile, StepCurve};
 use simulator::{ENDLESS, Policy, RequestKind, Setup, Traffic, run};
 
 /// Ids in a sequence.
@@ -95,6 +96,41 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// The step times of a profile's pool ([`scheduling::profile`]) in place of a data sheet: the simulator uses
+/// the same.
+struct Profiled<'a>(&'a StepCurve);
+
+impl StepCost for Profiled<'_> {
+    fn micros(&self, forward: ForwardBatch) -> f64 {
+        let kv_tokens = forward.sequences * forward.context;
+        self.0.micros(ForwardRows {
+            rows: (forward.sequences * forward.rows_each).ceil() as u32,
+            prefill_rows: 0,
+            kv_tokens: kv_tokens.ceil() as u64,
+            row_kv_tokens: (kv_tokens * forward.rows_each).ceil() as u64,
+        })
+    }
+}
+
+/// The closed form for one target of `profile`. Without prompts, with sequences that start together and
+/// without router time, as in the simulator's closed traffic.
+fn plan(profile: &Profile, acceptance: f64, (sequences, k): (u32, u32)) -> RoundEstimate {
+    let wire_us = 2.0 * profile.wire_us;
+    let workers = f64::from(profile.draft.workers) / f64::from(profile.target.workers);
+    let rounds = RoundModel {
+        target: &Profiled(&profile.target.curve),
+        known: &profile.target.curve.profiled_times(),
+        target_wire_us: wire_us,
+        router_us: 0.0,
+        target_rows_max: f64::from(profile.target.max_batch_rows),
+        drafting: Drafting::Apart { draft: &Profiled(&profile.draft.curve), workers, wire_us },
+        acceptance: &[acceptance],
+        context: f64::from(CONTEXT),
+        prompt_us_per_token: 0.0,
+    };
+    rounds.at(f64::from(sequences), k)
+}
+
 /// Tokens per second, planned and simulated.
 fn both((name, sequences, k, acceptance): Point) -> Result<(f64, f64), Box<dyn Error>> {
     let profiles = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/profiles");
@@ -102,9 +138,7 @@ fn both((name, sequences, k, acceptance): Point) -> Result<(f64, f64), Box<dyn E
     let text =
         std::fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
     let profile = Profile::parse(&text)?.with_acceptance(acceptance);
-    let rates = [acceptance];
-    let known = profile.target.curve.profiled_times();
-    let planned = profiled::rounds((&profile, &known), &rates, CONTEXT).at(f64::from(sequences), k);
+    let planned = plan(&profile, acceptance, (sequences, k));
     let round_s = planned.tpot_ms / 1e3 * planned.expected_tokens;
     let kind =
         RequestKind { task_type: String::new(), share: 1.0, prompt_tokens: CONTEXT, output_tokens: ENDLESS };

@@ -9,6 +9,15 @@ use std::process::ExitCode;
 
 use crate::EXIT_USAGE;
 
+/// Appends a line to a string, with the arguments of `writeln!`.
+macro_rules! line {
+    ($text:expr, $($part:tt)*) => {{
+        use std::fmt::Write as _;
+        writeln!($text, $($part)*).expect("a String can always be written to");
+    }};
+}
+pub(crate) use line;
+
 /// Prints the result of a subcommand and returns its exit code.
 pub(crate) fn finish(text: &str) -> ExitCode {
     match print(text) {

@@ -2,11 +2,9 @@
 
 use std::path::Path;
 
-use engine::{ModelSettings, ScaledRope};
+use engine::{CONFIG_FILE, ModelSettings, ScaledRope};
 
 use crate::error::DistillError;
-
-const CONFIG_FILE: &str = "config.json";
 
 /// Reads the config.json of a checkpoint, to run over texts of at most `context` tokens.
 pub(crate) fn read(directory: &Path, context: usize) -> Result<ModelSettings, DistillError> {

@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use engine::tensor_names::{EMBEDDING, FINAL_NORM, LM_HEAD};
 use engine::{ModelSettings, ModelShape, TokenId};
 use ndarray::{Array1, Array2, ArrayView1, Axis, Slice, concatenate};
 
@@ -15,10 +16,6 @@ use crate::config;
 use crate::error::DistillError;
 use crate::ops::{gated, gated_backward, linear, linear_backward, rms_norm, rms_norm_backward};
 use crate::weights::Weights;
-
-const EMBEDDINGS: &str = "model.embed_tokens.weight";
-const HEAD: &str = "lm_head.weight";
-const LAST_NORM: &str = "model.norm.weight";
 
 /// A trainable draft.
 #[derive(Debug, Clone)]
@@ -105,13 +102,13 @@ impl DraftModel {
     }
 
     fn head(&self) -> &'static str {
-        if self.shape.tied { EMBEDDINGS } else { HEAD }
+        if self.shape.tied { EMBEDDING } else { LM_HEAD }
     }
 
     /// Runs over a text; computes logits after its last `num_logits` ids, for the first `vocab_size` tokens.
     pub fn forward(&self, ids: &[TokenId], (num_logits, vocab_size): (usize, usize)) -> Pass {
         let places: Vec<usize> = ids.iter().map(|id| *id as usize).collect();
-        let mut hidden = self.weight(EMBEDDINGS).select(Axis(0), &places);
+        let mut hidden = self.weight(EMBEDDING).select(Axis(0), &places);
         let rope = Rope::new(ids.len(), self.heads.dim, self.rope_theta);
         let mut layers = Vec::with_capacity(self.num_layers());
         for layer in 0..self.num_layers() {
@@ -120,7 +117,7 @@ impl DraftModel {
             hidden = output;
         }
         let last = hidden.slice_axis(Axis(0), Slice::from(ids.len() - num_logits..)).to_owned();
-        let (last_normed, last_scales) = rms_norm(&last, self.vector(LAST_NORM), self.eps);
+        let (last_normed, last_scales) = rms_norm(&last, self.vector(FINAL_NORM), self.eps);
         let logits =
             last_normed.dot(&self.weight(self.head()).slice_axis(Axis(0), Slice::from(..vocab_size)).t());
         Pass { ids: ids.to_vec(), rope, layers, last, last_normed, last_scales, logits }
@@ -193,20 +190,20 @@ impl DraftModel {
         let d_head = padded(d_logits.t().dot(&pass.last_normed), self.shape.vocab_size as usize);
         add(&mut gradients, self.head(), d_head);
         let (d_norm, d_last) =
-            rms_norm_backward(&pass.last, self.vector(LAST_NORM), &pass.last_scales, &d_normed);
-        add(&mut gradients, LAST_NORM, d_norm);
+            rms_norm_backward(&pass.last, self.vector(FINAL_NORM), &pass.last_scales, &d_normed);
+        add(&mut gradients, FINAL_NORM, d_norm);
         let mut d_hidden = Array2::zeros((pass.ids.len(), d_last.ncols()));
         let last = Slice::from(pass.ids.len() - d_last.nrows()..);
         d_hidden.slice_axis_mut(Axis(0), last).assign(&d_last);
         for (layer, layer_pass) in pass.layers.iter().enumerate().rev() {
             d_hidden = self.layer_backward((layer, layer_pass), &pass.rope, d_hidden, &mut gradients);
         }
-        let mut d_embeddings = Array2::zeros(self.weight(EMBEDDINGS).raw_dim());
+        let mut d_embeddings = Array2::zeros(self.weight(EMBEDDING).raw_dim());
         for (row, &id) in pass.ids.iter().enumerate() {
             let mut d_embedding = d_embeddings.row_mut(id as usize);
             d_embedding += &d_hidden.row(row);
         }
-        add(&mut gradients, EMBEDDINGS, d_embeddings);
+        add(&mut gradients, EMBEDDING, d_embeddings);
         gradients
     }
 

@@ -1,24 +1,18 @@
 //! A checkpoint's weights as trainable numbers, and writing a new checkpoint in the same format.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use engine::weight_files::{SINGLE_FILE, WeightFile, WeightFiles};
 use half::{bf16, f16};
 use ndarray::Array2;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
-use serde::Deserialize;
 use tempfile::TempDir;
 
 use crate::error::DistillError;
-
-/// File name of a new checkpoint's weights.
-const WEIGHTS_FILE: &str = "model.safetensors";
-
-/// Lists the files of a checkpoint in several files.
-const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// Endings of files with weights and of their indices, in any format. They are not copied: beside the trained
 /// weights, the old ones could be taken for them.
@@ -44,19 +38,6 @@ pub struct Weights {
     tensors: BTreeMap<String, Tensor>,
 }
 
-/// The part of [`INDEX_FILE`] that is needed: the file of each tensor.
-#[derive(Deserialize)]
-struct Index {
-    weight_map: BTreeMap<String, String>,
-}
-
-/// A file of a checkpoint.
-struct WeightFile {
-    path: PathBuf,
-    /// Names of the tensors that are read from it; `None`: all that it holds.
-    listed: Option<BTreeSet<String>>,
-}
-
 /// A tensor of a checkpoint.
 #[derive(Debug, Clone)]
 pub struct Tensor {
@@ -80,11 +61,11 @@ impl Weights {
     /// would no longer equal them.
     ///
     /// # Errors
-    /// A file cannot be read; a tensor is missing, or has another shape or a format other than f32, f16 or
-    /// bf16.
+    /// A file cannot be read, or the index names one in another directory; a tensor is missing, or has another
+    /// shape or a format other than f32, f16 or bf16.
     pub fn read(directory: &Path, wanted: &[(String, Vec<usize>)]) -> Result<Self, DistillError> {
         let mut tensors = BTreeMap::new();
-        for WeightFile { path, listed } in weight_files(directory)? {
+        for WeightFile { path, tensors: listed } in WeightFiles::of(directory)?.files {
             let bytes =
                 fs::read(&path).map_err(|source| DistillError::Read { path: path.clone(), source })?;
             let broken = |reason: String| DistillError::Unsupported { path: path.clone(), reason };
@@ -149,7 +130,7 @@ impl Weights {
                 fs::copy(&path, unfinished.path().join(name)).map_err(unwritable)?;
             }
         }
-        fs::write(unfinished.path().join(WEIGHTS_FILE), self.to_bytes()).map_err(unwritable)?;
+        fs::write(unfinished.path().join(SINGLE_FILE), self.to_bytes()).map_err(unwritable)?;
         fs::set_permissions(unfinished.path(), Permissions::from_mode(DIRECTORY_MODE)).map_err(unwritable)?;
         fs::rename(unfinished.path(), out).map_err(unwritable)?;
         // The directory was renamed: there is nothing to remove.
@@ -223,24 +204,6 @@ fn bytes(tensor: &Tensor) -> Vec<u8> {
     }
 }
 
-/// The files that the engine would read: a single file if it exists, else those of the index, each with the
-/// tensors that the index lists for it.
-fn weight_files(directory: &Path) -> Result<Vec<WeightFile>, DistillError> {
-    let (single, index) = (directory.join(WEIGHTS_FILE), directory.join(INDEX_FILE));
-    if single.exists() || !index.exists() {
-        return Ok(vec![WeightFile { path: single, listed: None }]);
-    }
-    let bytes = fs::read(&index).map_err(|source| DistillError::Read { path: index.clone(), source })?;
-    let Index { weight_map } = serde_json::from_slice(&bytes)
-        .map_err(|error| DistillError::Unsupported { path: index, reason: error.to_string() })?;
-    let mut tensors_of: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for (tensor, file) in weight_map {
-        tensors_of.entry(file).or_default().insert(tensor);
-    }
-    let files = tensors_of.into_iter();
-    Ok(files.map(|(name, listed)| WeightFile { path: directory.join(name), listed: Some(listed) }).collect())
-}
-
 /// Whether a file of this name holds weights or lists files that do.
 fn holds_weights(name: &str) -> bool {
     WEIGHT_ENDINGS.iter().any(|ending| name.ends_with(ending))
@@ -258,6 +221,7 @@ fn files(directory: &Path) -> Result<Vec<PathBuf>, DistillError> {
 #[cfg(test)]
 mod tests {
     use engine::ModelSettings;
+    use engine::weight_files::INDEX_FILE;
 
     use super::*;
 
@@ -275,11 +239,11 @@ mod tests {
             files(directory).unwrap().iter().map(|path| path.file_name().unwrap().to_owned()).collect()
         };
         assert_eq!(names(&out), names(&bundled_draft()));
-        for name in names(&out).iter().filter(|name| *name != WEIGHTS_FILE) {
+        for name in names(&out).iter().filter(|name| *name != SINGLE_FILE) {
             let read = |directory: &Path| fs::read(directory.join(name)).unwrap();
             assert_eq!(read(&out), read(&bundled_draft()), "{}", name.display());
         }
-        let read = |directory: &Path| fs::read(directory.join(WEIGHTS_FILE)).unwrap();
+        let read = |directory: &Path| fs::read(directory.join(SINGLE_FILE)).unwrap();
         let (old, new) = (read(&bundled_draft()), read(&out));
         let expected = Weights::read(&out, &settings.tensors).unwrap().stored_bytes();
         // The rest of the file is its header.
@@ -334,15 +298,26 @@ mod tests {
         weights.write(&out).unwrap();
         let found: Vec<String> =
             files(&out).unwrap().iter().map(|path| path.file_name().unwrap().display().to_string()).collect();
-        assert_eq!(found, ["config.json", WEIGHTS_FILE, "tokenizer.json", "vocab.txt"]);
+        assert_eq!(found, ["config.json", SINGLE_FILE, "tokenizer.json", "vocab.txt"]);
 
         // As in the engine, a single file takes precedence over an index.
-        write_tensors(&path(WEIGHTS_FILE), &[("a", 3.0)]);
+        write_tensors(&path(SINGLE_FILE), &[("a", 3.0)]);
         let error = Weights::read(directory.path(), &wanted(&["a", "b"])).unwrap_err().to_string();
         assert!(error.contains("no tensor b of shape [1]"), "{error}");
         let weights = Weights::read(directory.path(), &wanted(&["a"])).unwrap();
         assert_eq!(weights.names().collect::<Vec<_>>(), ["a"]);
         assert_eq!(weights.get("a", &[1]).unwrap()[[0, 0]], 3.0);
+    }
+
+    #[test]
+    fn an_index_cannot_name_files_of_other_directories() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().join("draft");
+        fs::create_dir(&directory).unwrap();
+        write_tensors(&root.path().join("outside.safetensors"), &[("a", 1.0)]);
+        fs::write(directory.join(INDEX_FILE), r#"{"weight_map": {"a": "../outside.safetensors"}}"#).unwrap();
+        let error = Weights::read(&directory, &wanted(&["a"])).unwrap_err().to_string();
+        assert!(error.contains("expected a file name in the same directory"), "{error}");
     }
 
     #[test]
@@ -355,7 +330,7 @@ mod tests {
             let data = [0; 32];
             let view = TensorView::new(dtype, shape.clone(), &data).unwrap();
             let bytes = safetensors::serialize([("w", view)], None).unwrap();
-            fs::write(directory.path().join(WEIGHTS_FILE), bytes).unwrap();
+            fs::write(directory.path().join(SINGLE_FILE), bytes).unwrap();
             let error = Weights::read(directory.path(), &[("w".to_owned(), shape)]).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use speculation::acceptance::{Guess, effective_mode, guess, guess_candidates, supports_trees};
+use speculation::acceptance::{Guess, effective_mode, ends_draft, guess, guess_candidates, supports_trees};
 use speculation::logits::DrawError;
 use speculation::tree::{Candidates, MAX_CANDIDATES, TreeGrowth, with_leaves};
 use speculation::{AcceptanceMode, Draft, Proposal, ReplyBody, SequenceSpec, Work};
@@ -181,9 +181,7 @@ fn proposal(task: &Task, spec: &SequenceSpec) -> Option<StepProgress> {
     let (num_draft_tokens, num_tree_tokens) = asked(task);
     let chain = &task.guesses;
     let num_guessed = chain.token_ids.len() as u32;
-    // Nothing follows a stop token. This does not bias rejection mode, where the draft length must not depend
-    // on the drawn tokens: an id behind a stop token is never verified.
-    let stopped = chain.token_ids.last().is_some_and(|id| spec.stop_token_ids.contains(id));
+    let stopped = chain.token_ids.last().is_some_and(|id| ends_draft(spec, *id));
     if num_guessed < num_draft_tokens && !stopped && start + num_guessed < spec.max_len {
         return None;
     }

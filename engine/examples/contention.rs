@@ -61,14 +61,7 @@ struct EngineUnderTest {
 impl EngineUnderTest {
     fn load(setup: &Setup, threads: usize) -> Result<Self, EngineError> {
         let mut engine = Engine::random(
-            &LoadOptions {
-                model_dir: setup.config.clone(),
-                weights: setup.format,
-                threads,
-                tensor_parallel: 1,
-                kv_memory_bytes: 1 << 30,
-                max_model_len: None,
-            },
+            &LoadOptions { threads, ..LoadOptions::new(&setup.config, setup.format, 1 << 30) },
             1,
         )?;
         let vocab = engine.info().vocab_size;

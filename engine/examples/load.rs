@@ -3,7 +3,6 @@
 //! the process (Linux: `VmHWM`), and its ratio to the weights. Run it twice: the first run reads the disk.
 #![expect(clippy::print_stdout, reason = "the line is the program's output")]
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -17,14 +16,7 @@ fn main() -> ExitCode {
         println!("usage: load DIR [auto|f32|bf16|fp8|int8|int4] [threads]");
         return ExitCode::from(64);
     };
-    let options = LoadOptions {
-        model_dir: PathBuf::from(dir),
-        weights,
-        threads,
-        tensor_parallel: 1,
-        kv_memory_bytes: 1 << 30,
-        max_model_len: None,
-    };
+    let options = LoadOptions { threads, ..LoadOptions::new(dir, weights, 1 << 30) };
     let before = peak_bytes();
     let begin = Instant::now();
     match Engine::load(&options) {

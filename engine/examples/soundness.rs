@@ -69,14 +69,7 @@ fn check(
     oracle: &Oracle,
     (threads, tensor_parallel): (usize, usize),
 ) -> Result<(usize, usize), EngineError> {
-    let options = LoadOptions {
-        model_dir: case.to_owned(),
-        weights,
-        threads,
-        tensor_parallel,
-        kv_memory_bytes: 4 << 20,
-        max_model_len: None,
-    };
+    let options = LoadOptions { threads, tensor_parallel, ..LoadOptions::new(case, weights, 4 << 20) };
     let mut engine = match Engine::load(&options) {
         Err(EngineError::BadOption { option: "tensor_parallel", .. }) => return Ok((0, 0)),
         loaded => loaded?,

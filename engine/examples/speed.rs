@@ -8,7 +8,6 @@
 //! alternately.
 #![expect(clippy::print_stdout, reason = "the table is the program's output")]
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -58,14 +57,7 @@ fn table(
     rows: &[usize],
 ) -> Result<(), Error> {
     let config = model.strip_prefix("random:");
-    let options = LoadOptions {
-        model_dir: PathBuf::from(config.unwrap_or(model)),
-        weights,
-        threads,
-        tensor_parallel: 1,
-        kv_memory_bytes: 1 << 30,
-        max_model_len: None,
-    };
+    let options = LoadOptions { threads, ..LoadOptions::new(config.unwrap_or(model), weights, 1 << 30) };
     let start = Instant::now();
     let mut engine = match config {
         Some(_) => Engine::random(&options, SEED)?,

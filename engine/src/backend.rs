@@ -62,9 +62,6 @@ pub(crate) trait Backend: Send + Sync {
     /// Whether [`Backend::draw`] is implemented.
     const DRAWS: bool = false;
 
-    /// Whether [`Backend::attention`] and [`Backend::copy_tokens`] support rows of token trees.
-    const TREES: bool = false;
-
     /// Number of compute threads in this process.
     fn num_threads(&self) -> usize {
         1
@@ -135,9 +132,7 @@ pub(crate) trait Backend: Send + Sync {
     fn copy_block(&self, kv: &mut Self::Kv, from: u32, to: u32);
 
     /// Copies the KV of single tokens, in order.
-    fn copy_tokens(&self, _kv: &mut Self::Kv, _copies: &[TokenCopy]) {
-        unreachable!("callers check Backend::TREES first")
-    }
+    fn copy_tokens(&self, kv: &mut Self::Kv, copies: &[TokenCopy]);
 
     /// Sets the length of rows that will be overwritten next; their content is unspecified.
     fn resize(&self, rows: &mut Self::Rows, len: usize);

@@ -81,7 +81,7 @@ impl BlockManager {
     /// caller has checked that there are enough blocks.
     pub(crate) fn open_unwritten(&mut self, len: u32) -> SlotId {
         let slot = self.open();
-        self.extend(slot, len);
+        self.append_rows(slot, len);
         slot
     }
 
@@ -241,7 +241,7 @@ impl BlockManager {
             Some(_) => sequence.stop_sharing(&mut self.claims),
             None => {}
         }
-        self.extend(slot, ids.len() as u32)
+        self.append_rows(slot, ids.len() as u32)
     }
 
     /// Makes a sequence reference the original of a block again, after the copy that
@@ -255,12 +255,6 @@ impl BlockManager {
         }
     }
 
-    /// Extends a sequence by rows of a token tree, which are never published. They remain until the sequence
-    /// is truncated or [`BlockManager::keep_path`] replaces them by a path.
-    pub(crate) fn append_tree(&mut self, slot: SlotId, num_rows: u32) -> Option<BlockCopy> {
-        self.extend(slot, num_rows)
-    }
-
     /// Replaces the tree rows from `start` on by `ids`, the path whose KV was moved there, and publishes its
     /// full blocks.
     pub(crate) fn keep_path(&mut self, slot: SlotId, start: u32, ids: &[TokenId]) {
@@ -272,7 +266,10 @@ impl BlockManager {
         self.publish(slot);
     }
 
-    fn extend(&mut self, slot: SlotId, num_rows: u32) -> Option<BlockCopy> {
+    /// Extends a sequence by rows, as [`BlockManager::append`] does after it has recorded their ids. Rows
+    /// without ids, such as those of a token tree, are never published; they remain until the sequence is
+    /// truncated or [`BlockManager::keep_path`] replaces them by a path.
+    pub(crate) fn append_rows(&mut self, slot: SlotId, num_rows: u32) -> Option<BlockCopy> {
         let sequence = self.sequences.get_mut(&slot)?;
         let mut copy = None;
         if let Some(tail) = sequence.tail().filter(|_| num_rows > 0) {
@@ -282,7 +279,7 @@ impl BlockManager {
                 self.pool.release(tail);
                 *sequence.block_table.last_mut().expect("the tail is the last block") = to;
             } else {
-                self.pool.withdraw(tail);
+                self.pool.unpublish(tail);
             }
         }
         sequence.len += num_rows;

@@ -11,6 +11,7 @@ pub(crate) use rank_barrier::RankBarrier;
 pub(crate) use shared_memory::shared_memory;
 
 use crate::EngineError;
+use crate::host::HostRows;
 
 /// One rank's end of the collective, over rows of type `R`.
 pub(crate) trait Collective<R>: Send + Sync {
@@ -34,5 +35,18 @@ impl<R> Collective<R> for SingleRank {
 
     fn gather(&self, _rows: &mut R, _widths: &[usize]) -> Result<(), EngineError> {
         Ok(())
+    }
+}
+
+/// Joins the columns of all parts, `[rows, widths[i]]` each, to `[rows, sum of widths]`.
+fn join_columns(parts: &[&[f32]], widths: &[usize], out: &mut HostRows) {
+    let num_rows = parts[0].len() / widths[0];
+    out.resize(num_rows * widths.iter().sum::<usize>());
+    let mut rest = &mut out[..];
+    for row in 0..num_rows {
+        for (part, width) in parts.iter().zip(widths) {
+            let columns = rest.split_off_mut(..*width).expect("`out` was resized to hold all parts");
+            columns.copy_from_slice(&part[row * width..(row + 1) * width]);
+        }
     }
 }

@@ -26,8 +26,6 @@ pub struct Engine {
     runner: Box<dyn Runner>,
     /// Whether the device can sample rows itself.
     draws: bool,
-    /// Whether the device can run rows of token trees.
-    trees: bool,
     blocks: BlockManager,
     stats: EngineStats,
     not_sync: PhantomData<Cell<()>>,
@@ -154,11 +152,6 @@ impl Engine {
         self.draws && has_independent_rows(spec)
     }
 
-    /// Whether this engine can run rows of token trees.
-    pub fn supports_trees(&self) -> bool {
-        self.trees
-    }
-
     /// Like [`Engine::forward`], but samples the rows of sequences with a request. `requests` is empty, or
     /// has one entry per sequence of the batch. Only valid for sequences that [`Engine::draws`] accepts.
     pub fn forward_and_draw(
@@ -169,9 +162,9 @@ impl Engine {
         self.forward_with_trees(batch, requests, &[])
     }
 
-    /// Like [`Engine::forward_and_draw`], where the last ids of some sequences are token trees: at most one
-    /// per sequence, and only if the engine [`Engine::supports_trees`]. Afterwards call [`Engine::keep_path`]
-    /// or truncate the sequence; until then calls may only add rows to the tree.
+    /// Like [`Engine::forward_and_draw`], where the last ids of some sequences are token trees, at most one
+    /// per sequence. Afterwards call [`Engine::keep_path`] or truncate the sequence; until then calls may
+    /// only add rows to the tree.
     pub fn forward_with_trees(
         &mut self,
         batch: &[SequenceRows<'_>],
@@ -237,9 +230,6 @@ impl Engine {
             let bad = |what: &str| {
                 Err(EngineError::BadBatch(format!("the token tree of sequence {}: {what}", tree.sequence)))
             };
-            if !self.trees {
-                return bad("this device supports chains only");
-            }
             let Some(rows) = batch.get(tree.sequence) else { return bad("no such sequence in the batch") };
             let part = TreePart { num_stored: tree.num_stored, parents: tree.parents };
             if part.parents.len() <= part.num_stored || !parts[tree.sequence].parents.is_empty() {
@@ -319,7 +309,7 @@ impl Engine {
         for (rows, tree) in batch.iter().zip(trees) {
             let linear = &rows.token_ids[..rows.token_ids.len() - tree.num_new()];
             let of_linear = self.blocks.append(rows.slot, linear);
-            let of_tree = self.blocks.append_tree(rows.slot, tree.num_new() as u32);
+            let of_tree = self.blocks.append_rows(rows.slot, tree.num_new() as u32);
             for copy in of_linear.into_iter().chain(of_tree) {
                 let copied = self.runner.copy_block(copy.from, copy.to);
                 copied.inspect_err(|_| self.blocks.undo_copy(rows.slot, copy))?;

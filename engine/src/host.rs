@@ -62,7 +62,6 @@ impl Backend for Cpu {
     type Pass<'a> = HostPass<'a>;
 
     const SHARES_TABLES: bool = true;
-    const TREES: bool = true;
 
     fn num_threads(&self) -> usize {
         self.threads().len()

@@ -119,8 +119,6 @@ pub(crate) fn max_model_len(
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::*;
     use crate::WeightFormat;
 
@@ -128,14 +126,7 @@ mod tests {
     const BLOCK: u64 = 128;
 
     fn options(max_model_len: Option<u32>) -> LoadOptions {
-        LoadOptions {
-            model_dir: PathBuf::new(),
-            weights: WeightFormat::AsStored,
-            threads: 1,
-            tensor_parallel: 1,
-            kv_memory_bytes: 7 * BLOCK,
-            max_model_len,
-        }
+        LoadOptions { max_model_len, ..LoadOptions::new("", WeightFormat::AsStored, 7 * BLOCK) }
     }
 
     #[test]

@@ -7,9 +7,9 @@
 //! its `shard` of the model) runs `llama` from top to bottom on a `backend`. Ranks add up their partial
 //! results with a `collective`; `nodes` are processes that hold ranks of one model. The CPU backend is
 //! `host`; its arithmetic is the crate `cpu_kernels`. Loading comes before that: `model_config` and `rope`
-//! parse config.json, `weights` reads the tensors, `ballast` enlarges both if asked to, and `host_memory`
-//! checks that the weights fit in memory. [`oracle`] is the reference for tests: it computes the same numbers
-//! in the slowest and plainest way.
+//! parse config.json, `weights` reads the tensors of the [`weight_files`], `ballast` enlarges both if asked
+//! to, and `host_memory` checks that the weights fit in memory. [`oracle`] is the reference for tests: it
+//! computes the same numbers in the slowest and plainest way.
 //!
 //! Numerics: docs/contract.md part C. A row's logits depend on that row's sequence alone, bit for bit.
 #![deny(unsafe_code)]
@@ -46,6 +46,7 @@ mod read_probe;
 mod rope;
 mod shard;
 pub mod system_memory;
+pub mod weight_files;
 mod weights;
 
 pub use ballast::ParameterCount;
@@ -57,7 +58,7 @@ pub use handle::{Engine, allowed_cores};
 pub use instruction_set::{instruction_set, use_instruction_set};
 pub use lfs_pointer::check_lfs_pointer;
 pub use logits::Logits;
-pub use model_config::eos_token_ids;
+pub use model_config::{CONFIG_FILE, eos_token_ids};
 pub use model_name::model_name;
 pub use model_settings::{ModelSettings, ScaledRope};
 pub use model_shape::{ModelShape, Projection};
@@ -67,3 +68,8 @@ pub use options::{EngineInfo, EngineStats, LoadOptions, SequenceRows, SlotId, Tr
 pub use oracle::Oracle;
 pub use read_probe::ReadProbe;
 pub use speculation::TokenId;
+
+/// Names of tensors outside the layers, as transformers saves them.
+pub mod tensor_names {
+    pub use crate::model_config::tensors::{EMBEDDING, FINAL_NORM, LM_HEAD};
+}

@@ -35,8 +35,6 @@ pub(crate) struct Loaded {
     pub(crate) runner: Box<dyn Runner>,
     /// Whether the device can sample rows itself.
     pub(crate) draws: bool,
-    /// Whether the device can run rows of token trees.
-    pub(crate) trees: bool,
     /// Bytes of weights that a forward with logits reads, over all ranks.
     pub(crate) weight_bytes: u64,
     /// Bytes of embedding tables beside the vocabulary projection, over all ranks.
@@ -162,7 +160,6 @@ pub(crate) fn load_ranks<B: Backend + 'static>(
         numerics,
         runner,
         draws: B::DRAWS,
-        trees: B::TREES,
         weight_bytes: sizes.weight_bytes,
         table_bytes: sizes.table_bytes,
         kv_bytes_per_token: sizes.block_bytes / BLOCK_SIZE as u64,

@@ -17,7 +17,7 @@ use crate::model_shape::ModelShape;
 use crate::rope::Rope;
 
 /// File name of the configuration in a checkpoint directory.
-pub(crate) const CONFIG_FILE: &str = "config.json";
+pub const CONFIG_FILE: &str = "config.json";
 
 /// Sanity limits, far above any real model: they prevent overflow in size arithmetic.
 const MAX_VOCAB: usize = 1 << 24;

@@ -177,6 +177,12 @@ impl NodePeer {
         self.failed(error.to_string())
     }
 
+    /// Marks this node's first rank, `rank`, as lost. Returns the error of every later operation.
+    pub(crate) fn mark_lost(&self, barrier: &RankBarrier, rank: usize, error: &io::Error) -> EngineError {
+        barrier.mark_lost(rank, format!("node {}: {error}", self.node));
+        barrier.check().err().unwrap_or_else(|| self.lost(error))
+    }
+
     pub(crate) fn failed(&self, reason: String) -> EngineError {
         EngineError::NodeFailed { node: self.node, reason }
     }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::TokenId;
+use crate::cuda::GpuOptions;
 
 /// Number format of the weights in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -73,6 +74,33 @@ pub struct LoadOptions {
     /// Longest sequence in tokens. `None` takes the model's limit, or what the KV memory holds if that is
     /// less; a value above either is refused.
     pub max_model_len: Option<u32>,
+    /// About how many weights to add that change no token (see `ballast`); 0: none. For demonstrations and
+    /// benchmarks. Logits equal those without ballast (`==`); time, memory, KV and
+    /// [`EngineInfo::numerics_id`] are those of the bigger model.
+    pub ballast: u64,
+    /// The GPUs of this machine to load the model onto, one rank each; `None`: the CPU.
+    pub gpus: Option<GpuOptions>,
+}
+
+impl LoadOptions {
+    /// One thread, one rank, the model's own context length, no ballast, on the CPU.
+    pub fn new(model_dir: impl Into<PathBuf>, weights: WeightFormat, kv_memory_bytes: u64) -> Self {
+        Self {
+            model_dir: model_dir.into(),
+            weights,
+            threads: 1,
+            tensor_parallel: 1,
+            kv_memory_bytes,
+            max_model_len: None,
+            ballast: 0,
+            gpus: None,
+        }
+    }
+
+    /// These options on GPUs.
+    pub fn on_gpus(&self, gpus: GpuOptions) -> Self {
+        Self { gpus: Some(gpus), ..self.clone() }
+    }
 }
 
 /// Id of an open sequence. An engine never reuses one, so that a stale id is detected.

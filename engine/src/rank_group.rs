@@ -19,14 +19,14 @@ use crate::rank::{Runner, panic_message};
 /// Interval between checks for a lost rank.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Command to a rank thread.
-#[derive(Debug, Clone)]
-enum Command {
+/// Command to a rank thread, or to the ranks of another node.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Command {
     GrowKv(u32),
     CopyBlock(u32, u32),
     CopyTokens(Arc<[TokenCopy]>),
     Forward(Arc<(Vec<OwnedRows>, Arc<DrawPlan>)>),
-    /// Cores of each rank's threads, by rank.
+    /// Cores of each rank's threads, by rank. Stays in this process.
     Pin(Arc<[(usize, Vec<usize>)]>),
 }
 
@@ -182,7 +182,12 @@ fn run_rank(
     }
 }
 
-fn execute(rank: usize, runner: &mut dyn Runner, command: &Command) -> Result<RankOutput, EngineError> {
+/// Executes a command on the runner of `rank`.
+pub(crate) fn execute(
+    rank: usize,
+    runner: &mut dyn Runner,
+    command: &Command,
+) -> Result<RankOutput, EngineError> {
     match command {
         Command::GrowKv(num_blocks) => runner.grow_kv(*num_blocks).map(|()| RankOutput::default()),
         Command::CopyBlock(from, to) => runner.copy_block(*from, *to).map(|()| RankOutput::default()),

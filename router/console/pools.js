@@ -59,11 +59,11 @@ function trialTables({ shadows, rollout }) {
 export async function show() {
   const report = await getJson("/debug/lanes");
   const { workers, waiting_for_target: waiting } = report;
-  const columns = ["State", "Address", "Serves", "Sequences", "KV reserved", "Network, ms", "Outages", "Missed deadlines", "Drain"];
+  const columns = ["State", "Address", "Serves", "Numerics id", "Sequences", "KV reserved", "Network, ms", "Outages", "Missed deadlines", "Drain"];
   const row = (worker) => {
     const faults = worker.health ?? worker.target_health;
     const serves = worker.task_types.length ? `${worker.model} (${worker.task_types.join(", ")})` : worker.model;
-    return [state(worker), worker.address, serves, worker.sequences, kvUsage(worker),
+    return [state(worker), worker.address, serves, worker.numerics_id, worker.sequences, kvUsage(worker),
       number(worker.wire_us / 1e3, 2), faults?.outages ?? 0, worker.health?.missed_deadlines ?? 0, drainButton(worker.address, worker.draining === "operator")];
   };
   const pool = (role) => {

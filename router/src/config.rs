@@ -10,7 +10,7 @@ use scheduling::draft_length::Rules;
 use scheduling::scheduler::SchedulerConfig;
 use scheduling::scheduler::policy::{DraftTokens, LanePolicy, PolicyConfig};
 use serde::{Deserialize, Serialize};
-use service::accept::{ListenerConfig, ListenerFlags, RawListener};
+use service::accept::{ListenerConfig, ListenerFlags, RawListener, SECONDS_MAX};
 use service::config::{Faults, RawConfig};
 use service::process::{ProcessConfig, ProcessFlags, RawProcess};
 use service::tls::{ServerTls, ServerTlsFlags};
@@ -149,8 +149,8 @@ pub struct Flags {
     /// rollout
     #[arg(long, value_name = "SHARE")]
     pub shadow_share: Option<f64>,
-    /// Write a line to the log for each request, with its API key's name, model, status, tokens and times,
-    /// and no text; --log must let router::access=info pass
+    /// Write a line to the log for each request, with the client's address, its API key's name, model,
+    /// status, tokens and times, and no text; --log must let router::access=info pass
     #[arg(long, value_name = "true|false")]
     pub access_log: Option<bool>,
     /// File to which finished requests are appended, prompt and answer, one line of JSON each, for distilling
@@ -165,6 +165,11 @@ pub struct Flags {
     /// are asked to connect elsewhere
     #[arg(long, value_name = "SECONDS")]
     pub lame_duck_seconds: Option<u64>,
+    /// Age of a connection over HTTP/2 or gRPC at which the client is asked to open another, so that routers
+    /// added behind a load balancer get their share; up to 10% shorter, so that connections do not all end at
+    /// once; answers in progress are finished; 0: never
+    #[arg(long, value_name = "SECONDS")]
+    pub max_connection_age_seconds: Option<u64>,
     #[command(flatten)]
     #[serde(flatten)]
     #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
@@ -209,6 +214,7 @@ pub struct RawRouter {
     request_log: Option<PathBuf>,
     request_log_mib: u64,
     lame_duck_seconds: u64,
+    max_connection_age_seconds: u64,
     /// By task type: `[lanes."code"]`.
     lanes: BTreeMap<String, RawLane>,
     /// By the name used by clients: `[models."name"]`.
@@ -252,6 +258,7 @@ impl Default for RawRouter {
             request_log: None,
             request_log_mib: 256,
             lame_duck_seconds: 0,
+            max_connection_age_seconds: 0,
             lanes: BTreeMap::new(),
             models: BTreeMap::new(),
             objectives: Objectives::new(),
@@ -333,11 +340,13 @@ impl RawConfig for RawRouter {
         let lanes = self.validate_lanes(faults);
         self.validate_models(faults);
         let lame_duck = Duration::from_secs(self.lame_duck_seconds);
+        let max_age = self.max_connection_age_seconds;
+        let max_age = (max_age > 0).then(|| Duration::from_secs(max_age));
         Some(RouterConfig {
             http: self.http,
             grpc: self.grpc,
             admin: self.admin,
-            listener: self.listener.validate(faults),
+            listener: self.listener.validate(faults).with_max_age(max_age),
             api_keys: self.api_keys,
             allowed_origins,
             admission: AdmissionLimits {
@@ -401,6 +410,7 @@ impl RawRouter {
         faults.check("lame_duck_seconds", self.lame_duck_seconds <= LAME_DUCK_SECONDS_MAX, || {
             format!("{} is over {LAME_DUCK_SECONDS_MAX}", self.lame_duck_seconds)
         });
+        faults.check_between("max_connection_age_seconds", self.max_connection_age_seconds, 0..=SECONDS_MAX);
         faults.check_between("request_log_mib", self.request_log_mib, 1..=REQUEST_LOG_MIB_MAX);
     }
 
@@ -436,51 +446,4 @@ impl RawRouter {
 }
 
 #[cfg(test)]
-mod tests {
-    use scheduling::scheduler::policy::SpeculationRequest;
-
-    use super::*;
-    use crate::catalog::settings::RequestDefaults;
-
-    #[test]
-    fn one_setting_turns_off_all_drafts() {
-        let lane = serde_json::from_str(r#"{"max_k": 6}"#).unwrap();
-        let lanes = BTreeMap::from([("code".to_owned(), lane)]);
-        let draft_tokens = DraftTokens::Fixed(4);
-        let mut faults = Faults::new();
-        let config = RawRouter { max_draft_tokens: 0, draft_tokens, lanes, ..RawRouter::default() }
-            .validate(&mut faults)
-            .unwrap();
-        assert!(faults.is_empty());
-        let policy = config.scheduler.policy;
-        for task_type in ["code", "other"] {
-            let request = SpeculationRequest { num_draft_tokens: Some(8), ..SpeculationRequest::default() };
-            assert_eq!(policy.lane(task_type).max_k, 0);
-            assert_eq!(policy.pinned_draft_tokens(task_type, &request), Some(0));
-        }
-    }
-
-    #[test]
-    fn every_fault_is_reported_with_its_setting() {
-        let serves =
-            |served: &str| ModelSettings { serves: Some(served.to_owned()), ..ModelSettings::default() };
-        let defaults = RequestDefaults { temperature: Some(3.0), ..RequestDefaults::default() };
-        let hot = ModelSettings { serves: None, defaults };
-        let models = [("a", serves("b")), ("b", serves("demo")), ("hot", hot), ("fine", serves("hot"))];
-        let models = models.map(|(name, settings)| (name.to_owned(), settings)).into();
-        let mut faults = Faults::new();
-        let allowed_origins = vec!["chat.example".to_owned()];
-        let draft_tokens = DraftTokens::Fixed(33);
-        RawRouter { models, allowed_origins, draft_tokens, ..RawRouter::default() }.validate(&mut faults);
-        let message = faults.finish().unwrap_err().to_string();
-        for expected in [
-            "models.a: serves is `b`, which is an alias itself",
-            "models.hot: temperature must be between 0 and 2, not 3",
-            "allowed_origins: `chat.example` is not an origin",
-            "draft_tokens: 33 is over the limit of 32",
-        ] {
-            assert!(message.contains(expected), "{expected} is missing from {message}");
-        }
-        assert!(!message.contains("models.fine") && !message.contains("models.b"), "{message}");
-    }
-}
+mod tests;

@@ -362,7 +362,7 @@ impl RouterError {
 }
 
 /// Replaces the middle of a text of more than `max` bytes by an ellipsis.
-fn clip(text: &str, max: usize) -> Cow<'_, str> {
+pub(crate) fn clip(text: &str, max: usize) -> Cow<'_, str> {
     const ELLIPSIS: &str = "\u{2026}";
     if text.len() <= max {
         return Cow::Borrowed(text);

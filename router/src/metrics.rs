@@ -1,9 +1,11 @@
-//! The router's metrics: their names (`names`) with the values of their labels (`labels`), [`RouterMetrics`]
-//! to look them up, and handles to update them. Names that begin with `vllm:` are vLLM's, so that its
-//! dashboards and `vllm bench serve` work with a router; the others are Outrider's.
+//! The router's metrics: their names (`names`) with the values of their labels (`labels`), the sets of labels
+//! (`label_sets`), [`RouterMetrics`] to look them up, and handles to update them. Names that begin with
+//! `vllm:` are vLLM's, so that its dashboards and `vllm bench serve` work with a router; the others are
+//! Outrider's.
 
 mod handles;
 mod kv_pools;
+mod label_sets;
 mod labels;
 mod names;
 mod shadows;
@@ -13,158 +15,31 @@ use std::time::Duration;
 
 use scheduling::lookup_rates::LookupSource;
 use scheduling::scheduler::lanes::LaneKey;
-use service::metrics::{
-    Counter, EncodeLabelSet, Family, Gauge, HistogramFamily, Metrics, RateGauge, TracedHistogramFamily,
-};
+use service::metrics::{Counter, Family, Gauge, HistogramFamily, Metrics, RateGauge, TracedHistogramFamily};
 use service::unix_time::since_unix_epoch;
 use speculation::sequence::Anomaly;
 use speculation::{FinishReason, Role};
 
-use self::handles::VerifiedDraftCounters;
 pub use self::handles::{LaneMetrics, ModelMetrics, RequestLogMetrics, WorkerMetrics};
+use self::handles::{RoundCounters, VerifiedDraftCounters};
 use self::kv_pools::CacheConfigLabels;
 pub use self::kv_pools::KvPools;
+use self::label_sets::*;
 use self::names::*;
 pub use self::shadows::ShadowMetrics;
 use self::shadows::{DroppedLabels, ShadowLabels, ShadowPositionLabels};
 use crate::error::RouterError;
 
-/// Ranges of priorities in labels: the last priority of each range, and its name.
-const PRIORITY_RANGES: [(u8, &str); 4] = [(0, "0"), (7, "1-7"), (63, "8-63"), (u8::MAX, "64-255")];
-
-/// All reasons for dropping part of a round.
-const ANOMALIES: [Anomaly; 5] = [
-    Anomaly::StaleReply,
-    Anomaly::UnusableProposal,
-    Anomaly::MalformedReply,
-    Anomaly::LateDraft,
-    Anomaly::TargetResend,
-];
-
-/// The errors by which alerts count requests that the service failed.
-fn failures() -> [RouterError; 4] {
+/// The errors that alerts count: those that the service failed, and wrong keys.
+fn alerted() -> [RouterError; 5] {
     let reason = String::new;
     [
         RouterError::Unavailable { reason: reason() },
         RouterError::Refused { reason: reason() },
         RouterError::Quarantined { reason: reason() },
         RouterError::Internal(reason()),
+        RouterError::Unauthenticated(""),
     ]
-}
-
-/// vLLM numbers its engines; clients see the router as a single one.
-const ENGINE: &str = "0";
-
-/// The labels of every vLLM series.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct ModelLabels {
-    model_name: String,
-    engine: &'static str,
-}
-
-impl ModelLabels {
-    fn of(model: &str) -> Self {
-        Self { model_name: model.to_owned(), engine: ENGINE }
-    }
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PositionLabels {
-    model_name: String,
-    engine: &'static str,
-    position: u32,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct FinishLabels {
-    model_name: String,
-    engine: &'static str,
-    finished_reason: &'static str,
-}
-
-impl FinishLabels {
-    fn new(model: &ModelLabels, outcome: ChoiceOutcome) -> Self {
-        let finished_reason = outcome.as_str();
-        Self { model_name: model.model_name.clone(), engine: ENGINE, finished_reason }
-    }
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct SloLabels {
-    model_name: String,
-    engine: &'static str,
-    slo: &'static str,
-    met: &'static str,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLabels {
-    protocol: &'static str,
-    outcome: &'static str,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLogLabels {
-    outcome: &'static str,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct AnomalyLabels {
-    reason: &'static str,
-}
-
-impl AnomalyLabels {
-    fn of(anomaly: Anomaly) -> Self {
-        let reason = match anomaly {
-            Anomaly::StaleReply => "stale_reply",
-            Anomaly::UnusableProposal => "unusable_proposal",
-            Anomaly::MalformedReply => "malformed_reply",
-            Anomaly::LateDraft => "late_draft",
-            Anomaly::TargetResend => "target_resend",
-        };
-        Self { reason }
-    }
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct LookupLabels {
-    source: &'static str,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PriorityLabels {
-    priority: &'static str,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct LoraLabels {
-    max_lora: &'static str,
-    running_lora_adapters: &'static str,
-    waiting_lora_adapters: &'static str,
-}
-
-/// No LoRA adapters are served.
-const NO_LORA: LoraLabels =
-    LoraLabels { max_lora: "0", running_lora_adapters: "", waiting_lora_adapters: "" };
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct LaneLabels {
-    model: String,
-    task_type: String,
-    temperature: &'static str,
-}
-
-impl LaneLabels {
-    fn of(lane: &LaneKey) -> Self {
-        let LaneKey { model, task_type, temperature } = lane.clone();
-        Self { model, task_type, temperature: temperature.as_str() }
-    }
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct WorkerLabels {
-    role: &'static str,
-    address: String,
 }
 
 /// The protocol of a request.
@@ -241,6 +116,7 @@ struct Families {
     slo: Family<SloLabels, Counter>,
     requests: Family<RequestLabels, Counter>,
     ignored: Family<AnomalyLabels, Counter>,
+    rounds: Family<RoundLabels, Counter>,
     lane_k: Family<LaneLabels, Gauge>,
     lane_draft_tokens: Family<LaneLabels, Counter>,
     lane_accepted_tokens: Family<LaneLabels, Counter>,
@@ -258,8 +134,10 @@ struct Families {
     waiting_for_target: Gauge,
     target_wait: HistogramFamily<PriorityLabels>,
     tokenize_queue: Gauge,
+    discovery_watched: Gauge,
     credit_blocks: Family<WorkerLabels, Gauge>,
     reserved_blocks: Family<WorkerLabels, Gauge>,
+    worker_usable: Family<WorkerLabels, Gauge>,
     wanted_targets: Family<ModelLabels, RateGauge>,
     wanted_drafts: Family<ModelLabels, RateGauge>,
     kv_cache_usage: Family<ModelLabels, RateGauge>,
@@ -288,6 +166,7 @@ impl RouterMetrics {
             slo: metrics.counter_family(&SLO),
             requests: metrics.counter_family(&REQUESTS),
             ignored: metrics.counter_family(&IGNORED),
+            rounds: metrics.counter_family(&ROUNDS),
             lane_k: metrics.gauge_family(&LANE_K),
             lane_draft_tokens: metrics.counter_family(&LANE_DRAFT_TOKENS),
             lane_accepted_tokens: metrics.counter_family(&LANE_ACCEPTED_TOKENS),
@@ -305,8 +184,10 @@ impl RouterMetrics {
             waiting_for_target: metrics.gauge(&WAITING_FOR_TARGET),
             target_wait: metrics.histogram_family(&TARGET_WAIT),
             tokenize_queue: metrics.gauge(&TOKENIZE_QUEUE),
+            discovery_watched: metrics.gauge(&DISCOVERY_WATCHED),
             credit_blocks: metrics.gauge_family(&CREDIT_BLOCKS),
             reserved_blocks: metrics.gauge_family(&RESERVED_BLOCKS),
+            worker_usable: metrics.gauge_family(&WORKER_USABLE),
             wanted_targets: metrics.rate_gauge_family(&WANTED_TARGETS),
             wanted_drafts: metrics.rate_gauge_family(&WANTED_DRAFTS),
             kv_cache_usage: metrics.rate_gauge_family(&KV_CACHE_USAGE),
@@ -321,7 +202,7 @@ impl RouterMetrics {
             drop(families.ignored.get_or_create(&AnomalyLabels::of(anomaly)));
         }
         for protocol in [Protocol::Http, Protocol::Grpc].map(Protocol::as_str) {
-            for outcome in failures().map(|error| error.mapping().label) {
+            for outcome in alerted().map(|error| error.mapping().label) {
                 drop(families.requests.get_or_create(&RequestLabels { protocol, outcome }));
             }
         }
@@ -414,6 +295,7 @@ impl RouterMetrics {
             accepted_tokens: self.families.lane_accepted_tokens.get_or_create(&labels).clone(),
             output_tokens: self.families.lane_output_tokens.get_or_create(&labels).clone(),
             model_drafts: self.verified_drafts(&lane.model),
+            rounds: RoundCounters::new(Arc::clone(&self.families), &lane.model),
         }
     }
 
@@ -432,6 +314,7 @@ impl RouterMetrics {
         WorkerMetrics {
             credits: self.families.credit_blocks.get_or_create(&labels).clone(),
             reserved: self.families.reserved_blocks.get_or_create(&labels).clone(),
+            usable: self.families.worker_usable.get_or_create(&labels).clone(),
             families: Arc::clone(&self.families),
             labels,
         }
@@ -458,6 +341,11 @@ impl RouterMetrics {
         self.families.tokenize_queue.clone()
     }
 
+    /// Returns the gauge of whether discovery is watched.
+    pub fn discovery_watched(&self) -> Gauge {
+        self.families.discovery_watched.clone()
+    }
+
     fn count_request(&self, protocol: Protocol, outcome: &'static str) {
         self.families.requests.get_or_create(&RequestLabels { protocol: protocol.as_str(), outcome }).inc();
     }
@@ -482,6 +370,9 @@ mod tests {
         let (mut code, mut chat) = (metrics.lane(&key("code")), metrics.lane(&key("chat")));
         code.count_verified_draft(4, 2);
         code.count_output_tokens(3);
+        code.count_round(None);
+        code.count_round(Some("no_draft_worker"));
+        chat.count_round(Some("no_draft_worker"));
         chat.count_verified_draft(4, 0);
         chat.count_verified_draft(0, 0);
         let text = page.encode(Exposition::Prometheus);
@@ -493,6 +384,8 @@ mod tests {
             r#"outrider_lane_accepted_tokens_total{model="demo",task_type="code",temperature="greedy"} 2"#,
             r#"outrider_lane_output_tokens_total{model="demo",task_type="code",temperature="greedy"} 3"#,
             r#"outrider_lane_draft_tokens_total{model="demo",task_type="chat",temperature="greedy"} 4"#,
+            r#"outrider_rounds_total{model="demo",draft="drafted"} 1"#,
+            r#"outrider_rounds_total{model="demo",draft="no_draft_worker"} 2"#,
         ] {
             assert!(text.lines().any(|written| written == line), "{line} is missing from\n{text}");
         }

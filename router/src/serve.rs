@@ -7,11 +7,12 @@ use anyhow::Context as _;
 use service::accept::{Connections, Listener, bind};
 use service::discovery::{self, Discovery};
 use service::health::{Health, serve_admin};
-use service::metrics::Metrics;
+use service::metrics::{Gauge, Metrics};
 use service::polled_file::POLL_INTERVAL;
 use service::shutdown::Lifetime;
 use service::tls::{PresentedCertificates, ServerTls};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tonic::service::Routes;
 
 use crate::admission::Admission;
@@ -29,11 +30,12 @@ use crate::console::console_app;
 use crate::console::pair::PairCheck;
 use crate::metrics::RouterMetrics;
 use crate::pipeline::AppState;
+use crate::pipeline::body_memory::BodyMemory;
 use crate::pipeline::buffer_memory::BufferMemory;
 use crate::pipeline::response_store::ResponseStore;
 use crate::request::Auth;
 use crate::request_log::RequestLog;
-use crate::scheduler::driver::Driver;
+use crate::scheduler::driver::{Driver, NO_TARGET};
 use crate::scheduler::timelines::Timelines;
 use crate::scheduler::{pool_gauges, queues};
 use crate::tokenize::TokenizePool;
@@ -46,6 +48,10 @@ pub const SCHEDULER_THREADS: usize = 1;
 
 /// Services known to gRPC's health service.
 const GRPC_SERVICES: [&str; 2] = ["outrider.v1.Inference", "vllm.grpc.engine.VllmEngine"];
+
+/// Why a router is not ready before it first reads discovery.
+const DISCOVERY_UNREAD: &str = "the list of workers was never read: discovery does not answer, or refuses this \
+                                router (see its log)";
 
 /// Addresses that a router listens on.
 #[derive(Debug, Clone, Copy)]
@@ -79,17 +85,19 @@ pub async fn serve_with(
     let addresses = sockets.addresses()?;
 
     let metrics_page = Metrics::of_process();
+    health.register(&metrics_page);
     let connections = Connections::new(config.listener, &metrics_page);
     presented_certificates(&config).register(&metrics_page);
     let metrics = RouterMetrics::register(&metrics_page);
     let catalog = Catalog::new(config.models);
     let (scheduler, worker_events, inbox) = queues();
-    health.set_not_ready("no target worker is connected");
+    health.set_not_ready(DISCOVERY_UNREAD);
     let policy = Arc::new(config.scheduler.policy.clone());
     let timelines = Timelines::default();
     let driver = Driver::new(config.scheduler, metrics.clone(), health.clone(), timelines.clone());
     let identity = RouterIdentity { router_id: rand::random(), tls: config.worker_tls };
     let registry = Arc::new(Registry::new(identity, catalog.clone(), worker_events));
+    keep_showing_discovery(discovery.watched(), &metrics, &health, &lifetime);
     let task_lifetime = lifetime.clone();
     let membership = Membership { members: discovery.watch().await?, unlisted: discovery.unlisted() };
     start_scheduler(&lifetime, async move {
@@ -118,8 +126,8 @@ pub async fn serve_with(
         access_log: config.access_log,
         metrics,
         keep_alive: KEEP_ALIVE,
-        response_memory: BufferMemory::of_responses(),
-        body_memory: BufferMemory::of_request_bodies(),
+        response_memory: BufferMemory::default(),
+        body_memory: BodyMemory::default(),
         responses: ResponseStore::default(),
         lifetime,
     };
@@ -131,6 +139,32 @@ pub async fn serve_with(
     sockets.serve(state, Apps { http, admin }, config.tls, &connections).await?;
     tracing::info!(http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin, "listening");
     Ok(addresses)
+}
+
+/// Sets the gauge. After the first read, `DISCOVERY_UNREAD` is no longer the reason for not being ready.
+fn show_discovery(is_watched: bool, gauge: &Gauge, health: &Health) {
+    gauge.set(i64::from(is_watched));
+    if is_watched {
+        health.replace_reason(DISCOVERY_UNREAD, NO_TARGET);
+    }
+}
+
+/// Calls [`show_discovery`] now and after each change.
+fn keep_showing_discovery(
+    mut watched: watch::Receiver<bool>,
+    metrics: &RouterMetrics,
+    health: &Health,
+    lifetime: &Lifetime,
+) {
+    let (gauge, health) = (metrics.discovery_watched(), health.clone());
+    show_discovery(*watched.borrow_and_update(), &gauge, &health);
+    let changes = async move {
+        // Ends if the value cannot change any more.
+        while watched.changed().await.is_ok() {
+            show_discovery(*watched.borrow_and_update(), &gauge, &health);
+        }
+    };
+    lifetime.spawn("discovery state", lifetime.until_cancelled(changes));
 }
 
 /// Names by which browsers may reach the HTTP API.
@@ -270,6 +304,21 @@ mod tests {
             }
         }
         assert_eq!(lifetime.shut_down(Duration::from_secs(10)).await, ShutdownOutcome::Clean);
+    }
+
+    #[test]
+    fn a_router_says_that_it_never_read_discovery_until_it_did() {
+        let (gauge, health) = (Gauge::default(), Health::new());
+        health.set_not_ready(DISCOVERY_UNREAD);
+        show_discovery(false, &gauge, &health);
+        assert_eq!((gauge.get(), health.state().reason()), (0, Some(DISCOVERY_UNREAD)));
+        show_discovery(true, &gauge, &health);
+        assert_eq!((gauge.get(), health.state().reason()), (1, Some(NO_TARGET)));
+        health.set_ready();
+        for is_watched in [false, true] {
+            show_discovery(is_watched, &gauge, &health);
+            assert_eq!((gauge.get(), health.is_ready()), (i64::from(is_watched), true));
+        }
     }
 
     #[tokio::test]

@@ -212,6 +212,12 @@ impl TargetHealth {
         is_silent || self.breaker.is_some_and(|breaker| now < breaker.probe_at)
     }
 
+    /// Whether it gets probes only, because it was silent or failed repeatedly, and no probe has succeeded
+    /// since.
+    pub fn is_avoided(&self) -> bool {
+        !self.silent_backoff.is_zero() || self.breaker.is_some()
+    }
+
     /// When a probe may be sent there; `None` if it may be now, or if only a frame can end the silence.
     pub fn next_probe(&self, now: Duration) -> Option<Duration> {
         if self.silent_probe_at.is_some() && self.num_outstanding > 0 {
@@ -321,6 +327,7 @@ mod tests {
         assert!(health.is_unhealthy(ms(2_099)) && !health.is_unhealthy(ms(2_100)));
         health.assigned(ms(2_100));
         assert!(health.is_unhealthy(ms(2_100)) && !health.is_silent(), "others keep away from the probe");
+        assert!(health.is_avoided());
         health.request_sent(ms(2_100));
         assert_eq!(health.silent_at(STEP), Some(ms(2_200)), "the probe is timed");
         health.request_done();
@@ -332,7 +339,7 @@ mod tests {
         assert_eq!(health.next_probe(ms(4_200)), Some(ms(6_200)), "twice the back-off");
         health.assigned(ms(6_200));
         health.request_sent(ms(6_200));
-        assert!(health.frame_received(ms(6_210)) && !health.is_unhealthy(ms(6_210)));
+        assert!(health.frame_received(ms(6_210)) && !health.is_unhealthy(ms(6_210)) && !health.is_avoided());
     }
 
     #[test]
@@ -348,11 +355,12 @@ mod tests {
             health.is_unhealthy(ms(3_099)) && !health.is_unhealthy(ms(3_100)),
             "the next probe follows two seconds later"
         );
+        assert!(health.is_avoided(), "also while it may be probed");
         assert!(TargetHealth::new(ms(0), 3, false).is_unhealthy(ms(999)), "a crash loop");
         assert!(!TargetHealth::new(ms(0), 2, true).is_unhealthy(ms(0)));
         health.succeeded();
         health.assigned(ms(3_100));
-        assert!(!health.is_unhealthy(ms(3_100)));
+        assert!(!health.is_unhealthy(ms(3_100)) && !health.is_avoided());
         assert_eq!(health.report().outages, 1);
     }
 }

@@ -1,9 +1,16 @@
 //! The text of an error with its causes.
 
+use std::error::Error;
+
 /// The error and its causes, each once: many errors end with the text of their cause.
 pub fn error_text(error: &anyhow::Error) -> String {
+    causes_text(error.as_ref())
+}
+
+/// As [`error_text`], of any error.
+pub(crate) fn causes_text(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string).filter(|cause| !cause.is_empty()) {
+    for cause in anyhow::Chain::new(error).map(ToString::to_string).filter(|cause| !cause.is_empty()) {
         if text.is_empty() {
             text = cause;
         } else if !text.ends_with(&cause) {

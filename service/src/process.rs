@@ -17,7 +17,9 @@ use serde::Serialize;
 
 pub use self::config::{ProcessConfig, ProcessFlags, RawProcess};
 
-use crate::config::{ENV_PREFIX, RawConfig, load, parse_flags, report, warn_of_unknown_variables};
+use crate::config::{
+    ENV_PREFIX, EXIT_BAD_CONFIG, RawConfig, load, parse_flags, report, warn_of_unknown_variables,
+};
 use crate::error_text;
 use crate::health::Health;
 use crate::shutdown::{Lifetime, TerminationSignals};
@@ -67,7 +69,10 @@ where
     builder.worker_threads(cores.saturating_sub(own_threads).max(1)).enable_all();
     let runtime = match builder.build() {
         Ok(runtime) => runtime,
-        Err(error) => return fail(&anyhow::Error::new(error).context("cannot start the async runtime")),
+        Err(error) => {
+            let error = anyhow::Error::new(error).context("cannot start the async runtime");
+            return fail(&error, ExitCode::FAILURE);
+        }
     };
     let code = runtime.block_on(async {
         let telemetry = TelemetryConfig {
@@ -77,7 +82,12 @@ where
         };
         let guard = match telemetry::init(&telemetry) {
             Ok(guard) => guard,
-            Err(error) => return fail(&error.into()),
+            Err(error) => {
+                let is_of_configuration = error.is_of_configuration();
+                let code =
+                    if is_of_configuration { ExitCode::from(EXIT_BAD_CONFIG) } else { ExitCode::FAILURE };
+                return fail(&error.into(), code);
+            }
         };
         warn_of_unknown_variables();
         let ended = live(config, start).await;
@@ -196,11 +206,11 @@ pub async fn stdin_closed() {
 }
 
 /// Writes the error to stderr before there is a log.
-fn fail(error: &anyhow::Error) -> ExitCode {
+fn fail(error: &anyhow::Error, code: ExitCode) -> ExitCode {
     use std::io::Write as _;
     // If stderr is closed, the exit code still reports the failure.
     drop(writeln!(std::io::stderr(), "{}", error_line(error)));
-    ExitCode::FAILURE
+    code
 }
 
 /// The error as one line, for users and for the parent process.

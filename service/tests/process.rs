@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use service::config::{Faults, env_var};
+use service::config::{EXIT_BAD_CONFIG, Faults, env_var};
 use service::health::Health;
 use service::process::{ProcessConfig, RawProcess, run};
 use service::shutdown::Lifetime;
@@ -249,6 +249,32 @@ async fn a_panic_of_an_essential_task_in_the_drain_is_a_failure() {
     role.tells("on purpose, by a test").await;
     role.tells("that the process cannot do without").await;
     role.tells("ended with failure").await;
+}
+
+/// Exit code 64, as for every other setting, so that a supervisor does not restart the process.
+#[tokio::test]
+async fn a_bad_setting_of_traces_is_a_bad_configuration() {
+    const NAME: &str = "a_bad_setting_of_traces_is_a_bad_configuration";
+    if env_var(RUN_AGAIN).is_some() {
+        return off_the_runtime(|| {
+            let code = run(0, "outrider-test", &config(false), |_, _| async { Ok(()) });
+            eprintln!("a bad configuration: {}", code == ExitCode::from(EXIT_BAD_CONFIG));
+        })
+        .await;
+    }
+    for (variable, value) in [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere/ca.crt"),
+        ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "/nowhere/tls.key"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "no address"),
+    ] {
+        let mut command = Command::new("env");
+        command.env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1").env(variable, value);
+        command.arg(std::env::current_exe().unwrap());
+        let mut role = Role::start_by(command, NAME);
+        role.tells("OTEL_EXPORTER_OTLP_").await;
+        role.tells("a bad configuration: true").await;
+    }
 }
 
 /// The default hook of panics waits for the reader of a full pipe.

@@ -119,7 +119,7 @@ impl RunOutcome {
     }
 }
 
-/// The `at` quantile of `values`; NaN if there are none, so that no time is taken for 0.
+/// The `at` quantile of `values` by nearest rank; NaN if there are none, so that no time is taken for 0.
 pub fn percentile(values: &[f64], at: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -62,6 +62,7 @@ pub(crate) async fn follow(
     health: Health,
 ) -> anyhow::Result<()> {
     let metrics = Metrics::of_process();
+    health.register(&metrics);
     let connections = Connections::new(config.listener, &metrics);
     let admin = bind(config.admin).await?;
     serve_admin(admin, health::router(health.clone(), metrics), &connections, &lifetime);

@@ -13,10 +13,13 @@ console, a page that stays empty, or token ids that differ.
 import argparse
 import json
 import pathlib
+import sys
 import tempfile
 
-import up
-from browser import open_browser
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "programs"))
+
+import up  # noqa: E402
+from browser import open_browser  # noqa: E402
 
 
 def main():

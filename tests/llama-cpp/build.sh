@@ -4,19 +4,17 @@
 # - full/: built for this CPU.
 # - avx2/: built without AVX-512. It contains only the kernel library, because nothing else differs. `forwards`
 #   (forwards.cpp) uses it if LD_LIBRARY_PATH contains avx2/bin.
-# - venv/: packages of the Python programs.
 # `server` also builds full/bin/llama-server, which takes about ten minutes on 2 cores.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 readonly VERSION=0.3.36
 readonly PROGRAMS=$PWD/tests/llama-cpp
+PYTHON=$(deploy/venv.sh llama-cpp-programs)
+PATH=$(dirname "$PYTHON"):$PATH
 mkdir -p .deps/llama-cpp
 cd .deps/llama-cpp
 
-[ -e venv/ready ] || { python3 -m venv venv && venv/bin/pip install --quiet --disable-pip-version-check \
-  cmake ninja scikit-build-core gguf==0.19.0 numpy safetensors tokenizers && touch venv/ready; }
-PATH=$PWD/venv/bin:$PATH
 [ -e "llama_cpp_python-$VERSION.tar.gz" ] || pip download --quiet --disable-pip-version-check --no-deps \
   --no-binary llama-cpp-python --no-build-isolation "llama-cpp-python==$VERSION"
 [ -d "llama_cpp_python-$VERSION" ] || tar xzf "llama_cpp_python-$VERSION.tar.gz"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare `outrider up` with llama.cpp's server on the same weights: tokens/s, TTFT, TPOT and CPU time.
 
-    .deps/llama-cpp/venv/bin/python tests/llama-cpp/servers.py --outrider FILE [--weights int8] [--streams 1,4,16] [--prompt-tokens 128,1024]
+    .deps/llama-cpp-programs/bin/python tests/llama-cpp/servers.py --outrider FILE [--weights int8] [--streams 1,4,16] [--prompt-tokens 128,1024]
 
 Run `tests/llama-cpp/build.sh server` first. The target is the bundled one with ballast, which costs as much
 as a model of 257 M parameters; the program converts it to GGUF. For each kind of drafting (none, n-grams, the
@@ -26,7 +26,8 @@ from tokenizers import Tokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODELS = ROOT / "models/demo"
-# Layers and feed-forward width of the bundled target under `outrider up --ballast 250M`.
+# Layers and feed-forward width of the bundled target under `outrider up --ballast 250M`; the unit tests of
+# engine/src/ballast.rs compare them with its plan.
 BALLAST = "12,27392"
 # Our weight formats and the llama.cpp types that they are compared with.
 FORMATS = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_0"}

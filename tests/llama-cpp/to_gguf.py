@@ -4,8 +4,8 @@
     python tests/llama-cpp/to_gguf.py --model DIR|random:CONFIG.json --out DIR [--types f32,bf16,q8_0,q4_0] [--ballast LAYERS,FFN]
 
 Writes one file per type, OUT/TYPE.gguf. All matrices have that type; norms are f32. A checkpoint is a
-directory with the model.safetensors of a Llama (created by models/recipe, with ballast by its ballast.py) and
-its tokenizer.json (byte-level BPE that splits digits, as in the bundled pair).
+directory with the model.safetensors of a Llama (created by models/recipe) and its tokenizer.json (byte-level
+BPE that splits digits, as in the bundled pair).
 
 Random weights have no tokenizer, because measuring speed (forwards.cpp, llama-bench) does not need one. They
 have the shape of the engine's random weights but other values, which does not affect speed.

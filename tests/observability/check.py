@@ -9,12 +9,13 @@
    field that these types do not have is an error, except in a panel's `custom` options. Grafana itself is
    not run, because it is not in the registries that this repository uses.
 3. A router, a target worker and a draft worker serve the bundled pair under load. Prometheus scrapes them
-   with deploy/observability/prometheus.yml (with other addresses and shorter intervals). Every query of
+   with deploy/observability/prometheus.yml (with other addresses, shorter intervals, and the labels of a
+   release; promtool tests the alerts without these, too). Every query of
    every panel and of the Helm chart's scaling must return data. No alert may be pending, except those in
    MAY_BE_PENDING, and each side of its comparisons must return data. MAY_BE_EMPTY lists the queries that may
    be empty, with the reason.
 4. Another Prometheus applies the relabeling rules of prometheus-kubernetes.yml to example pods, which must
-   get the job names that the alerts use.
+   get the job names and labels that the alerts use.
 """
 
 import argparse
@@ -38,14 +39,18 @@ import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from ports import free_port
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/programs"))
+
+from ports import free_port  # noqa: E402
+
 OBSERVABILITY = ROOT / "deploy/observability"
 TIMEOUT_SECONDS = 120
 SCRAPE_INTERVAL = "1s"
 # Value of $__rate_interval: that of Grafana at this scrape interval, plus a margin for a busy machine.
 RATE_INTERVAL = "20s"
+# Labels that a Prometheus on Kubernetes adds.
+RELEASE = {"namespace": "llm", "release": "demo"}
 CLIENTS = 3
 DISCOVERY_TIMEOUT_SECONDS = 30
 
@@ -54,6 +59,7 @@ DISCOVERY_TIMEOUT_SECONDS = 30
 MAY_BE_EMPTY = {
     "OutriderDraftsRaiseTailLatency, side 2": "a baseline of hours in which nothing was drafted",
     "OutriderCertificateExpires, side 1": "processes with certificates",
+    "OutriderConnectionsRefused, side 1": "connections that were refused",
 }
 
 # Alerts that depend on the speed of this machine. They may be pending during the check; they fire only after
@@ -163,7 +169,7 @@ def start_prometheus(stack, folder, http):
     config["rule_files"] = [str(OBSERVABILITY / name) for name in config["rule_files"]]
     for job in config["scrape_configs"]:
         role = next(role for role in http["admin"] if role in job["job_name"].removeprefix("outrider-"))
-        job["static_configs"] = [{"targets": [f"127.0.0.1:{http['admin'][role]}"]}]
+        job["static_configs"] = [{"targets": [f"127.0.0.1:{http['admin'][role]}"], "labels": RELEASE}]
     return run_prometheus(stack, folder / "prometheus", config)
 
 
@@ -179,30 +185,40 @@ def run_prometheus(stack, folder, config):
 
 def kubernetes_errors(stack, folder):
     """Checks that prometheus-kubernetes.yml gives the pods of the chart and of the plain manifests the job
-    names that the alerts use. Debian's Prometheus has no Kubernetes discovery, so its labels are set here;
-    the relabeling rules are the real ones."""
+    names and labels that the alerts use. Debian's Prometheus has no Kubernetes discovery, so its labels are
+    set here; the relabeling rules are the real ones."""
     annotations = {"__meta_kubernetes_pod_annotation_prometheus_io_scrape": "true", "__meta_kubernetes_pod_annotation_prometheus_io_port": "8111"}
+    annotations["__meta_kubernetes_namespace"] = RELEASE["namespace"]
+
+    def chart(pool):
+        return {"__meta_kubernetes_pod_label_outrider_pool": pool, "__meta_kubernetes_pod_label_app_kubernetes_io_instance": RELEASE["release"]}
+
+    def plain(app):
+        return {"__meta_kubernetes_pod_label_app": app}
+
     pods = {
-        "10.0.0.1:8000": {"__meta_kubernetes_pod_label_outrider_pool": "router"}, "10.0.0.2": {"__meta_kubernetes_pod_label_outrider_pool": "target-main"},
-        "10.0.0.3:1": {"__meta_kubernetes_pod_label_outrider_pool": "draft-ngram"}, "10.0.0.4": {"__meta_kubernetes_pod_label_app": "outrider-router"},
-        "10.0.0.5": {"__meta_kubernetes_pod_label_app": "outrider-draft-worker"}, "10.0.0.6": {"__meta_kubernetes_pod_label_app": "outrider-etcd"},
-        "10.0.0.7": {"__meta_kubernetes_pod_label_app": "something-else"},
+        "10.0.0.1:8000": chart("router"), "10.0.0.2": chart("target-main"), "10.0.0.3:1": chart("draft-ngram"),
+        "10.0.0.4": plain("outrider-router"), "10.0.0.5": plain("outrider-draft-worker"), "10.0.0.6": plain("outrider-target-nodes"),
+        "10.0.0.7": plain("outrider-etcd"), "[fd00::8]:8000": plain("outrider-router"), "10.0.0.10": plain("something-else"),
+        "10.0.0.9": {**plain("outrider-router"), "__meta_kubernetes_pod_phase": "Failed"},
     }
     config = read_yaml("prometheus-kubernetes.yml")
     (job,) = config["scrape_configs"]
     del job["kubernetes_sd_configs"], config["rule_files"]
     job["static_configs"] = [{"targets": [address], "labels": {**annotations, **labels}} for address, labels in pods.items()]
     prometheus = run_prometheus(stack, folder / "kubernetes", config)
-    expected = {f"http://10.0.0.{i}:8111/metrics": f"outrider-{job}"
-                for i, job in enumerate(("router", "target-worker", "draft-worker", "router", "draft-worker"), 1)}
+    jobs = ("router", "target-worker", "draft-worker", "router", "draft-worker", "target-worker")
+    expected = {f"http://10.0.0.{i}:8111/metrics": (f"outrider-{job}", RELEASE["namespace"], RELEASE["release"] if i <= 3 else None)
+                for i, job in enumerate(jobs, 1)}
+    expected["http://[fd00::8]:8111/metrics"] = ("outrider-router", RELEASE["namespace"], None)
     # Prometheus has no targets in its first seconds.
-    start_time, jobs_by_url = time.monotonic(), None
-    while jobs_by_url != expected and time.monotonic() - start_time < DISCOVERY_TIMEOUT_SECONDS:
+    start_time, found = time.monotonic(), None
+    while found != expected and time.monotonic() - start_time < DISCOVERY_TIMEOUT_SECONDS:
         time.sleep(0.2)
         targets = request_json(f"{prometheus}/api/v1/targets")["data"]["activeTargets"]
-        jobs_by_url = {target["scrapeUrl"]: target["labels"]["job"] for target in targets}
-    print(f"prometheus-kubernetes.yml: {len(jobs_by_url)} pods of {len(pods)} are scraped")
-    return [] if jobs_by_url == expected else [f"prometheus-kubernetes.yml finds {jobs_by_url} instead of {expected}"]
+        found = {target["scrapeUrl"]: tuple(target["labels"].get(name) for name in ("job", *RELEASE)) for target in targets}
+    print(f"prometheus-kubernetes.yml: {len(found)} pods of {len(pods)} are scraped")
+    return [] if found == expected else [f"prometheus-kubernetes.yml finds {found} instead of {expected}"]
 
 
 def start(stack, folder, *command):
@@ -282,7 +298,9 @@ def scaling_queries():
     templates = ROOT / "deploy/helm/templates"
     (template,) = re.findall(r'query: {{ printf "((?:[^"\\]|\\.)*)"', (templates / "keda.yaml").read_text())
     metrics = re.findall(r'"metric" "(\w+)"', (templates / "_helpers.tpl").read_text())
-    expression = template.replace("%q", '".+"').replace("%v", "1")
+    expression = template.replace("=~%q", '=~".+"').replace("%v", "1")
+    for label, value in RELEASE.items():
+        expression = expression.replace(f"{label}=%q", f'{label}="{value}"')
     return [(f"scaling by {metric}", expression.replace("%s", metric)) for metric in metrics]
 
 
@@ -317,11 +335,9 @@ def alert_errors(prometheus, alerts):
 
 
 def operands(expression):
-    """Returns the operands of an alert's outermost comparisons, without constants. For `absent(..)` returns
-    its argument."""
+    """Returns the operands of an alert's outermost comparisons, without constants and without the labels by
+    which they are matched."""
     expression = " ".join(expression.split())
-    if match := re.fullmatch(r"absent\((.*)\)", expression):
-        expression = match.group(1)
     sides, depth, start = [], 0, 0
     for match in re.finditer(r"[({\[]|[)}\]]|\"[^\"]*\"| (?:==|!=|>=|<=|>|<|and|unless) ", expression):
         token = match.group()
@@ -333,7 +349,8 @@ def operands(expression):
             sides.append(expression[start:match.start()])
             start = match.end()
     sides.append(expression[start:])
-    return [side for side in sides if not re.fullmatch(r"[0-9.]+", side.strip())]
+    sides = [re.sub(r"^on \([^)]*\) ", "", side.strip()) for side in sides]
+    return [side for side in sides if not re.fullmatch(r"[0-9.]+", side)]
 
 
 def query(prometheus, expression):

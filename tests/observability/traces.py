@@ -26,7 +26,7 @@ import urllib.error
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests/console"))
+sys.path.insert(0, str(ROOT / "tests/programs"))
 
 import up  # noqa: E402
 from browser import open_browser  # noqa: E402

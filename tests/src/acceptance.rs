@@ -6,6 +6,8 @@
 
 use std::time::{Duration, Instant};
 
+use outrider_cli::load::statistics::median;
+
 use crate::case::Case;
 use crate::client::{Answer, Client};
 
@@ -86,7 +88,7 @@ impl Row {
             task_type: task_type.to_owned(),
             acceptance_rate: accepted / drafted,
             acceptance_length: 1.0 + accepted / rounds,
-            speed_up: median(ratios.collect()),
+            speed_up: median(&mut ratios.collect::<Vec<_>>()),
             exact: pairs.iter().filter(same_ids).count(),
             prompts: pairs.len(),
         }
@@ -121,17 +123,6 @@ async fn ask(client: &Client, case: &Case) -> anyhow::Result<Timed> {
     Ok(Timed { answer, per_token: (tokens > 0).then(|| elapsed / tokens) })
 }
 
-/// NaN for an empty list.
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => f64::NAN,
-        len if len % 2 == 1 => values[middle],
-        _ => f64::midpoint(values[middle - 1], values[middle]),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,11 +147,5 @@ mod tests {
         let row = Row::of("sql", &pairs);
         assert_eq!((row.acceptance_rate, row.acceptance_length, row.speed_up), (0.25, 2.0, 1.0));
         assert_eq!(row.to_markdown(), "| sql | 0.25 | 2.00 | 1.00 | 2 of 3 |");
-    }
-
-    #[test]
-    fn the_median_of_an_even_count_is_the_mean_of_the_middle_two() {
-        assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), 2.5);
-        assert!(median(Vec::new()).is_nan());
     }
 }

@@ -267,6 +267,11 @@ impl RunningWorker {
         Ok(self.metrics().await?.steps_run())
     }
 
+    /// Number of steps whose forward or draw failed.
+    pub async fn steps_failed(&self) -> anyhow::Result<u64> {
+        Ok(self.metrics().await?.sum_where("outrider_worker_steps_total", "outcome=\"failed\""))
+    }
+
     /// Number of steps that a draft worker answered from tokens drafted ahead.
     pub async fn draft_ahead_hits(&self) -> anyhow::Result<u64> {
         let page = self.metrics().await?;

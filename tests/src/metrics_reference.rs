@@ -3,6 +3,7 @@
 use router::metrics::RouterMetrics;
 use service::accept::{Connections, RawListener};
 use service::config::Faults;
+use service::health::Health;
 use service::metrics::{LabelDescription, LabelValues, MetricDescription, Metrics, reference};
 use service::tls::PresentedCertificates;
 use worker::metrics::WorkerMetrics;
@@ -37,20 +38,21 @@ pub fn page() -> String {
 
 /// The metrics that a router registers.
 pub fn router_metrics() -> Metrics {
-    let metrics = connection_metrics();
+    let metrics = process_metrics();
     drop(RouterMetrics::register(&metrics));
     metrics
 }
 
 /// The metrics that a worker of either role registers.
 pub fn worker_metrics() -> Metrics {
-    let metrics = connection_metrics();
+    let metrics = process_metrics();
     drop(WorkerMetrics::new(&metrics));
     metrics
 }
 
-fn connection_metrics() -> Metrics {
+fn process_metrics() -> Metrics {
     let metrics = Metrics::of_process();
+    Health::new().register(&metrics);
     drop(Connections::new(RawListener::default().validate(&mut Faults::new()), &metrics));
     PresentedCertificates::default().register(&metrics);
     metrics

@@ -241,14 +241,7 @@ fn load(replaced: &str, bytes: &[u8]) -> bool {
         let content = if name == replaced { bytes.to_vec() } else { golden(name) };
         write(&dir.path().join(name), &content);
     }
-    let loaded = Engine::load(&LoadOptions {
-        model_dir: dir.path().to_owned(),
-        weights: WeightFormat::AsStored,
-        threads: 1,
-        tensor_parallel: 1,
-        kv_memory_bytes: 4 << 20,
-        max_model_len: None,
-    });
+    let loaded = Engine::load(&LoadOptions::new(dir.path(), WeightFormat::AsStored, 4 << 20));
     loaded.is_ok()
 }
 

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use engine::EngineError;
-use speculation::{Refusal, ReplyBody};
+use speculation::{Refusal, RefusalCause, ReplyBody};
 
 use crate::executor::StepExecutor;
 use crate::task::{Task, take_tasks};
@@ -42,6 +42,15 @@ pub fn on_failed_forward(
 
 /// Refuses a step whose draw failed; its context stays cached.
 pub fn refuse_draw(executor: &mut impl StepExecutor, task: &mut Task, refusal: Refusal) -> ReplyBody {
+    let (cause, reason) = (refusal.cause, &*refusal.reason);
+    match cause {
+        RefusalCause::Failure => tracing::error!(reason, "no token can be drawn: the step is refused"),
+        // Its reason may quote the output, which logs must not contain.
+        RefusalCause::Grammar => tracing::warn!(?cause, "no token can be drawn: the step is refused"),
+        RefusalCause::Capacity | RefusalCause::Unsupported => {
+            tracing::warn!(?cause, reason, "no token can be drawn: the step is refused");
+        }
+    }
     task.cached.truncate(task.step.start());
     executor.truncate(task.slot, task.step.start());
     ReplyBody::Refused(refusal)

@@ -92,6 +92,8 @@ pub enum StepOutcome {
     NeedContext,
     /// It was malformed or impossible to run.
     Refused,
+    /// Counted beside `run`: its forward failed, or no token could be drawn from its rows.
+    Failed,
     /// Newer steps of its sequence displaced it from the queue.
     Overrun,
     /// Not an outcome of a step: KV of an idle sequence was evicted.
@@ -104,11 +106,12 @@ pub enum StepOutcome {
 
 impl StepOutcome {
     /// All variants.
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Run,
         Self::Stale,
         Self::NeedContext,
         Self::Refused,
+        Self::Failed,
         Self::Overrun,
         Self::Evicted,
         Self::Preempted,
@@ -121,6 +124,7 @@ impl StepOutcome {
             Self::Stale => "stale",
             Self::NeedContext => "need_context",
             Self::Refused => "refused",
+            Self::Failed => "failed",
             Self::Overrun => "overrun",
             Self::Evicted => "evicted",
             Self::Preempted => "preempted",

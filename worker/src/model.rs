@@ -39,9 +39,9 @@ pub struct ModelExecutor<D> {
     counts: ExecutorCounters,
 }
 
-/// Maximum ids of a token tree that a worker of this role verifies on this engine; 0: chains only.
-pub fn max_tree_tokens(engine: &Engine, role: Role) -> u32 {
-    if role == Role::Target && engine.supports_trees() { MAX_TREE_TOKENS as u32 } else { 0 }
+/// Maximum ids of a token tree that a worker of this role verifies; 0: chains only.
+pub(crate) fn max_tree_tokens(role: Role) -> u32 {
+    if role == Role::Target { MAX_TREE_TOKENS as u32 } else { 0 }
 }
 
 impl<D: RoleLogic> ModelExecutor<D> {
@@ -121,7 +121,7 @@ impl<D: RoleLogic> StepExecutor for ModelExecutor<D> {
             role: self.role,
             vocab_size: self.vocab_size,
             max_model_len: self.engine.info().max_model_len,
-            max_tree_tokens: max_tree_tokens(&self.engine, self.role),
+            max_tree_tokens: max_tree_tokens(self.role),
             grammars: self.grammars.is_some(),
         }
     }

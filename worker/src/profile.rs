@@ -180,14 +180,8 @@ mod tests {
     use super::*;
 
     fn options(weights: WeightFormat) -> LoadOptions {
-        LoadOptions {
-            model_dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft"),
-            weights,
-            threads: 1,
-            tensor_parallel: 1,
-            kv_memory_bytes: 64 << 20,
-            max_model_len: None,
-        }
+        let model_dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft");
+        LoadOptions::new(model_dir, weights, 64 << 20)
     }
 
     fn points(budget: Duration) -> Vec<(u32, u64)> {
@@ -210,7 +204,7 @@ mod tests {
         let name = "profile::tests::a_profile_on_a_device_copies_at_most_16_bytes_a_row_back";
         let Some(driver) = HostDriver::for_test(name) else { return };
         let gpus = GpuOptions { kernels: Some(driver.kernels.clone()), ..GpuOptions::for_devices(&[0]) };
-        let mut engine = Engine::load_on_cuda(&options(WeightFormat::Bf16), &gpus).unwrap();
+        let mut engine = Engine::load(&options(WeightFormat::Bf16).on_gpus(gpus)).unwrap();
         let before = driver.counts();
         let points = profile_within(&mut engine, Duration::ZERO);
         let bytes = driver.counts().since(before).bytes_from_device;
@@ -256,7 +250,7 @@ mod tests {
         let name = "profile::tests::a_device_that_draws_measures_batches";
         let Some(driver) = HostDriver::for_test(name) else { return };
         let gpus = GpuOptions { kernels: Some(driver.kernels.clone()), ..GpuOptions::for_devices(&[0]) };
-        let mut engine = Engine::load_on_cuda(&options(WeightFormat::Bf16), &gpus).unwrap();
+        let mut engine = Engine::load(&options(WeightFormat::Bf16).on_gpus(gpus)).unwrap();
         assert!(engine.draws(&SequenceSpec::default()));
         assert_eq!(batches(&mut engine, &[(2, 40)]), [(2, 2, 40), (2, 10, 40)]);
     }

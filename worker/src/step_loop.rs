@@ -407,7 +407,16 @@ impl<M: StepExecutor> StepLoop<M> {
         Some(received.elapsed().as_micros() as u64)
     }
 
-    fn finish(&mut self, mut task: Task, body: ReplyBody) {
+    /// Answers a step that the executor has computed, or could not compute.
+    fn finish(&mut self, task: Task, body: ReplyBody) {
+        if matches!(body, ReplyBody::Refused(_)) {
+            self.metrics.count(StepOutcome::Failed);
+        }
+        self.end(task, body);
+    }
+
+    /// Answers a running step.
+    fn end(&mut self, mut task: Task, body: ReplyBody) {
         self.ahead.on_reply(&mut task, &body, self.table.len());
         let reply = task.reply(body);
         let (key, queue) = (task.key, task.queue_time());

@@ -15,11 +15,9 @@ pub(super) struct Machine {
 
 impl Machine {
     pub(super) fn here() -> Self {
-        let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
         let load = std::fs::read_to_string("/proc/loadavg").ok();
         Self {
-            processor: name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.to_owned()),
+            processor: engine::cpu_name(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             load_average: load.and_then(|text| text.split(' ').next()?.parse().ok()),
         }

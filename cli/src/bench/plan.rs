@@ -4,6 +4,7 @@
 //! alternates. Within a block the task types are shuffled, each with the same number of requests.
 
 use std::collections::BTreeMap;
+use std::mem::discriminant;
 
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{SeedableRng as _, seq::SliceRandom as _};
@@ -43,9 +44,12 @@ impl LoadLevel {
         }
     }
 
-    /// Whether two loads are of the same kind and fit on one axis.
-    pub fn is_same_kind(&self, other: &Self) -> bool {
-        std::mem::discriminant(self) == std::mem::discriminant(other)
+    /// Label of that axis.
+    pub fn axis(&self) -> &'static str {
+        match self {
+            Self::Concurrency(_) => "requests in flight",
+            Self::Rate(_) => "requests a second",
+        }
     }
 }
 
@@ -56,6 +60,13 @@ pub(super) struct Condition {
     pub level: LoadLevel,
     /// The temperature.
     pub temperature: f64,
+}
+
+impl Condition {
+    /// Whether only the size of the load differs.
+    pub(super) fn is_on_curve_of(&self, other: &Self) -> bool {
+        self.temperature == other.temperature && discriminant(&self.level) == discriminant(&other.level)
+    }
 }
 
 /// Requests of one arm that are sent together; all are finished before the next block begins.

@@ -13,6 +13,8 @@ use crate::load::cpu::GeneratorReport;
 use crate::load::{FigureOptions, Figures, Sample};
 use crate::shell;
 
+/// Name of all task types together.
+const ALL: &str = "all";
 /// Largest number of failures that are quoted.
 const ERRORS_SHOWN: usize = 5;
 
@@ -121,9 +123,18 @@ impl Report {
         }
     }
 
-    /// The distinct temperatures, in the order of the conditions.
-    pub(super) fn temperatures(&self) -> Vec<f64> {
-        temperatures(&self.conditions)
+    /// The conditions of each curve over load.
+    pub(super) fn curves(&self) -> Vec<Vec<usize>> {
+        curves(&self.conditions)
+    }
+
+    /// The rows of a condition's table: task type, arm, figures.
+    pub(super) fn rows(&self, condition: usize) -> impl Iterator<Item = (&str, &str, &Figures)> {
+        let arms = move || self.arms.iter().map(|arm| arm.name.as_str()).zip(&self.results[condition]);
+        let all = arms().map(|(arm, result)| (ALL, arm, &result.overall));
+        all.chain(self.tasks.iter().enumerate().flat_map(move |(t, task)| {
+            arms().map(move |(arm, result)| (task.as_str(), arm, &result.by_task[t]))
+        }))
     }
 
     /// One object per arm, condition and task type, with vLLM's field names where it has one.
@@ -131,16 +142,14 @@ impl Report {
         let mut results = Vec::new();
         for (condition, arms) in self.conditions.iter().zip(&self.results) {
             for (arm, result) in self.arms.iter().zip(arms) {
-                results.push(self.result_json(condition, (arm, "all"), result, &result.overall));
-                for (task, figures) in self.tasks.iter().zip(&result.by_task) {
+                for (task, figures) in result.by_name(&self.tasks) {
                     results.push(self.result_json(condition, (arm, task), result, figures));
                 }
             }
         }
         let mut comparisons = Vec::new();
         for (condition, compared) in self.conditions.iter().zip(&self.comparisons) {
-            let tasks = self.tasks.iter().map(String::as_str).zip(&compared.by_task);
-            for (task, comparison) in std::iter::once(("all", &compared.overall)).chain(tasks) {
+            for (task, comparison) in compared.by_name(&self.tasks) {
                 let mut fields = head(condition, task);
                 fields.insert("comparison".to_owned(), json!(comparison));
                 comparisons.push(Value::Object(fields));
@@ -175,7 +184,7 @@ impl Report {
         fields.insert("endpoint_type".to_owned(), "openai".into());
         fields.insert("model_id".to_owned(), arm.model.as_str().into());
         fields.extend(figures.to_json());
-        if task == "all"
+        if task == ALL
             && let Some(rates) = &result.drafts_per_position
         {
             // Per draft, as vLLM counts; the figures from chunks include plain rounds.
@@ -202,7 +211,31 @@ fn head(condition: &Condition, task: &str) -> Map<String, Value> {
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
+/// The value of all task types, under the name [`ALL`], then that of each.
+fn by_name<'a, T>(
+    overall: &'a T,
+    by_task: &'a [T],
+    tasks: &'a [String],
+) -> impl Iterator<Item = (&'a str, &'a T)> {
+    std::iter::once((ALL, overall)).chain(tasks.iter().map(String::as_str).zip(by_task))
+}
+
+impl ConditionComparison {
+    /// By task type, [`ALL`] first.
+    pub(super) fn by_name<'a>(
+        &'a self,
+        tasks: &'a [String],
+    ) -> impl Iterator<Item = (&'a str, &'a Comparison)> {
+        by_name(&self.overall, &self.by_task, tasks)
+    }
+}
+
 impl ArmResult {
+    /// By task type, [`ALL`] first.
+    pub(super) fn by_name<'a>(&'a self, tasks: &'a [String]) -> impl Iterator<Item = (&'a str, &'a Figures)> {
+        by_name(&self.overall, &self.by_task, tasks)
+    }
+
     fn new(cell: &Cell, tasks: &[String], options: &FigureOptions) -> Self {
         let of = |task: &String| {
             let samples = cell.samples.iter().filter(|sample| sample.task == *task);
@@ -242,29 +275,27 @@ fn compare_cells(cells: &[Cell], tasks: &[String], rules: &VerdictRules) -> Opti
     })
 }
 
-fn temperatures(conditions: &[Condition]) -> Vec<f64> {
-    let mut found: Vec<f64> = Vec::new();
-    for condition in conditions {
-        if !found.contains(&condition.temperature) {
-            found.push(condition.temperature);
+/// Indices of the conditions of each curve over load: those with one temperature and one kind of load.
+fn curves(conditions: &[Condition]) -> Vec<Vec<usize>> {
+    let mut curves: Vec<Vec<usize>> = Vec::new();
+    for (i, condition) in conditions.iter().enumerate() {
+        match curves.iter_mut().find(|curve| conditions[curve[0]].is_on_curve_of(condition)) {
+            Some(curve) => curve.push(i),
+            None => curves.push(vec![i]),
         }
     }
-    found
+    curves
 }
 
 fn break_evens(conditions: &[Condition], comparisons: &[ConditionComparison]) -> Vec<BreakEvenReport> {
-    let mut found = Vec::new();
-    for temperature in temperatures(conditions) {
-        for kind in [LoadLevel::Concurrency(0), LoadLevel::Rate(0.0)] {
-            let of_kind = conditions.iter().zip(comparisons).filter(|(condition, _)| {
-                condition.temperature == temperature && condition.level.is_same_kind(&kind)
-            });
-            let levels: Vec<(LoadLevel, &Comparison)> =
-                of_kind.map(|(condition, compared)| (condition.level, &compared.overall)).collect();
-            found.extend(break_even(&levels).map(|found| BreakEvenReport { temperature, result: found }));
-        }
-    }
-    found
+    let of_curve = |curve: Vec<usize>| {
+        let compared = curve.iter().filter_map(|&i| Some((conditions[i].level, comparisons.get(i)?)));
+        let levels: Vec<(LoadLevel, &Comparison)> =
+            compared.map(|(level, compared)| (level, &compared.overall)).collect();
+        let temperature = conditions[curve[0]].temperature;
+        break_even(&levels).map(|result| BreakEvenReport { temperature, result })
+    };
+    curves(conditions).into_iter().filter_map(of_curve).collect()
 }
 
 fn faults(observations: &Observations) -> Vec<String> {

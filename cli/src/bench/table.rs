@@ -1,31 +1,24 @@
 //! The report as text for a terminal.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
-use super::compare::Comparison;
 use super::plan::Condition;
-use super::report::{ArmResult, Report};
+use super::report::{ArmResult, ConditionComparison, Report};
 use crate::load::Figures;
 use crate::load::statistics::{Distribution, Estimate};
+use crate::output::line;
 
 /// Renders the report.
 pub(super) fn table(report: &Report) -> String {
     let mut text = head(report);
-    for (i, condition) in report.conditions.iter().enumerate() {
-        text.push_str(&condition_table(report, condition, &report.results[i]));
+    for i in 0..report.conditions.len() {
+        text.push_str(&condition_table(report, i));
         if let Some(compared) = report.comparisons.get(i) {
-            let tasks = report.tasks.iter().map(String::as_str).zip(&compared.by_task);
-            text.push_str(&verdicts(report, std::iter::once(("all", &compared.overall)).chain(tasks)));
+            text.push_str(&verdicts(report, compared));
         }
     }
     text.push_str(&foot(report));
     text
-}
-
-// Writing to a string cannot fail, so this file ignores the result of `write!`.
-macro_rules! line {
-    ($text:expr, $($part:tt)*) => { writeln!($text, $($part)*).unwrap_or_default() };
 }
 
 fn head(report: &Report) -> String {
@@ -64,11 +57,12 @@ impl NameWidths {
     }
 }
 
-fn condition_table(report: &Report, condition: &Condition, results: &[ArmResult]) -> String {
+fn condition_table(report: &Report, i: usize) -> String {
+    let Condition { level, temperature } = report.conditions[i];
     let mut text = String::new();
     let widths = NameWidths::of(report);
     let NameWidths { task: task_width, arm: arm_width } = widths;
-    line!(text, "\n== {}, temperature {} ==", condition.level.name(), condition.temperature);
+    line!(text, "\n== {}, temperature {temperature} ==", level.name());
     line!(
         text,
         "{:<task_width$} {:<arm_width$} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7} {:>7} {:>6}",
@@ -86,14 +80,10 @@ fn condition_table(report: &Report, condition: &Condition, results: &[ArmResult]
         "accept",
         "length"
     );
-    for task in std::iter::once(None).chain((0..report.tasks.len()).map(Some)) {
-        let name = task.map_or("all", |i| report.tasks[i].as_str());
-        for (arm, result) in report.arms.iter().zip(results) {
-            let figures = task.map_or(&result.overall, |i| &result.by_task[i]);
-            line!(text, "{}", row((name, arm.name.as_str()), figures, widths));
-        }
+    for (task, arm, figures) in report.rows(i) {
+        line!(text, "{}", row((task, arm), figures, widths));
     }
-    for (arm, result) in report.arms.iter().zip(results) {
+    for (arm, result) in report.arms.iter().zip(&report.results[i]) {
         let overall = &result.overall;
         let mean = |latency: &Option<Distribution>| match latency {
             Some(Distribution { mean: Estimate { value, low, high }, .. }) => {
@@ -168,7 +158,7 @@ fn positions(result: &ArmResult) -> String {
     })
 }
 
-fn verdicts<'a>(report: &Report, rows: impl Iterator<Item = (&'a str, &'a Comparison)>) -> String {
+fn verdicts(report: &Report, compared: &ConditionComparison) -> String {
     let mut text = String::new();
     let task_width = NameWidths::of(report).task;
     line!(
@@ -179,7 +169,7 @@ fn verdicts<'a>(report: &Report, rows: impl Iterator<Item = (&'a str, &'a Compar
         report.rules.confidence * 100.0,
         report.rules.threshold
     );
-    for (task, comparison) in rows {
+    for (task, comparison) in compared.by_name(&report.tasks) {
         let speedup = comparison.speedup.map_or("-".to_owned(), |speedup| {
             format!("{:.2} [{:.2}, {:.2}]", speedup.value, speedup.low, speedup.high)
         });
@@ -199,8 +189,7 @@ fn verdicts<'a>(report: &Report, rows: impl Iterator<Item = (&'a str, &'a Compar
 }
 
 fn foot(report: &Report) -> String {
-    let mut text = String::new();
-    line!(text, "");
+    let mut text = "\n".to_owned();
     for found in &report.break_even {
         line!(
             text,

@@ -1,7 +1,7 @@
 //! Costs of forwards of both models on this machine, measured alternately so that changes of its speed affect
 //! both.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use engine::SlotId;
 use scheduling::cost::StepTimePoint;
@@ -9,6 +9,7 @@ use speculation::TokenId;
 
 use super::error::CheckPairError;
 use super::local::LocalModel;
+use crate::load::statistics::median;
 
 /// Rows of one sequence per forward.
 const ROWS: [u32; 6] = [1, 2, 4, 8, 16, 32];
@@ -16,8 +17,9 @@ const ROWS: [u32; 6] = [1, 2, 4, 8, 16, 32];
 const CONTEXTS: [u32; 2] = [16, 256];
 /// Timed runs per shape; the median counts.
 const RUNS: usize = 9;
-/// Once a target forward takes longer, larger ones are not measured; the last slope is extrapolated.
-const FORWARD_TIME_MAX: Duration = Duration::from_secs(2);
+/// Once a target forward takes longer, microseconds, larger ones are not measured; the last slope is
+/// extrapolated.
+const FORWARD_US_MAX: f64 = 2e6;
 
 /// Step times of both models.
 #[derive(Debug, Clone, Default)]
@@ -79,27 +81,21 @@ fn measure_context(
                 }
             }
         }
-        let [target_took, draft_took] = times.map(median);
-        let point =
-            |took: Duration| StepTimePoint { rows, context: context.into(), micros: took.as_micros() as u64 };
-        costs.target.push(point(target_took));
-        costs.draft.push(point(draft_took));
-        if target_took > FORWARD_TIME_MAX {
+        let [target_us, draft_us] = times.map(|mut times| median(&mut times));
+        let point = |micros: f64| StepTimePoint { rows, context: context.into(), micros: micros as u64 };
+        costs.target.push(point(target_us));
+        costs.draft.push(point(draft_us));
+        if target_us > FORWARD_US_MAX {
             break;
         }
     }
     Ok(())
 }
 
-/// Times one forward. The ids do not affect the time.
-fn run(model: &mut LocalModel, slot: SlotId, rows: u32) -> Result<Duration, CheckPairError> {
+/// Times one forward, in microseconds. The ids do not affect the time.
+fn run(model: &mut LocalModel, slot: SlotId, rows: u32) -> Result<f64, CheckPairError> {
     let token_ids: Vec<TokenId> = (0..rows).map(|row| row % model.vocab_size()).collect();
     let began = Instant::now();
     model.append(slot, &token_ids, rows as usize)?;
-    Ok(began.elapsed())
-}
-
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
-    times[times.len() / 2]
+    Ok(began.elapsed().as_nanos() as f64 / 1e3)
 }

@@ -24,11 +24,11 @@ pub enum CheckPairError {
         /// The operating system's error.
         source: std::io::Error,
     },
-    /// A file is not a valid tokenizer.
-    #[error("{}: {source}", path.display())]
+    /// A checkpoint's tokenizer is not valid.
+    #[error("{}: {source}", directory.display())]
     TokenList {
-        /// The file.
-        path: PathBuf,
+        /// The checkpoint.
+        directory: PathBuf,
         /// What is wrong with it.
         source: TokenListError,
     },

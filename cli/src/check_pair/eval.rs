@@ -156,9 +156,9 @@ impl Evaluation<'_> {
     /// Loads the target with ballast.
     fn load_target(&self) -> Result<LocalModel, CheckPairError> {
         let PairOptions { target_weights, threads, ballast, .. } = *self.options;
-        let load_options = load_options(self.target_dir, target_weights, threads);
-        let engine = Engine::load_with_ballast(&load_options, ballast.0, None)?;
-        Ok(LocalModel::new(engine, self.target_text.num_ids()))
+        let load_options =
+            LoadOptions { ballast: ballast.0, ..load_options(self.target_dir, target_weights, threads) };
+        Ok(LocalModel::new(Engine::load(&load_options)?, self.target_text.num_ids()))
     }
 }
 
@@ -172,14 +172,7 @@ pub fn load(
 }
 
 fn load_options(directory: &Path, weights: WeightFormat, threads: NonZeroUsize) -> LoadOptions {
-    LoadOptions {
-        model_dir: directory.to_owned(),
-        weights,
-        threads: threads.get(),
-        tensor_parallel: 1,
-        kv_memory_bytes: KV_MEMORY_BYTES,
-        max_model_len: None,
-    }
+    LoadOptions { threads: threads.get(), ..LoadOptions::new(directory, weights, KV_MEMORY_BYTES) }
 }
 
 /// Whether a prompt and its output fit into a window of `window` tokens.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::{Engine, EngineInfo, Logits, SequenceRows, SlotId};
-use speculation::acceptance::{RawRows, effective_mode, guess, verify};
+use speculation::acceptance::{RawRows, effective_mode, ends_draft, guess, verify};
 use speculation::logits::TokenCounts;
 use speculation::sequence::{Action, Event, Sequence, SequenceConfig};
 use speculation::{
@@ -256,8 +256,7 @@ impl LocalModel {
                 draft.q.push(guessed.q);
             }
             let num_guessed = draft.token_ids.len() as u32;
-            // Nothing follows a stop token.
-            let stopped = spec.stop_token_ids.contains(&guessed.token_id);
+            let stopped = ends_draft(spec, guessed.token_id);
             if num_guessed >= num_draft_tokens || stopped || start + num_guessed >= spec.max_len {
                 return Ok(ReplyBody::Proposal(Proposal { start, draft }));
             }

@@ -5,7 +5,6 @@
 mod fidelity;
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use serde::Serialize;
 use speculation::{AcceptanceMode, TokenId};
@@ -19,6 +18,7 @@ use super::measure::{
 use super::report::ALL;
 use super::texts::CheckpointText;
 use super::{CheckPairArgs, WeightsArg, eval_prompts};
+use crate::output::line;
 use crate::progress::Progress;
 use fidelity::{Fidelity, Text, compare};
 
@@ -180,26 +180,19 @@ pub(super) fn output(args: &CheckPairArgs, report: &QuantizationReport) -> Strin
         return format!("{}\n", serde_json::json!(report));
     }
     let mut text = fidelity::table(&report.fidelity);
-    let mut line = |arguments: std::fmt::Arguments<'_>| {
-        writeln!(text, "{arguments}").expect("a String can always be written to");
-    };
     let heads: Vec<String> =
         report.acceptance.iter().map(|column| head(column.who, column.weights)).collect();
-    line(format_args!(
-        "\n| T | task type | {} |\n|---|---|{}",
-        heads.join(" | "),
-        "---|".repeat(heads.len())
-    ));
+    line!(text, "\n| T | task type | {} |\n|---|---|{}", heads.join(" | "), "---|".repeat(heads.len()));
     let rows = report.acceptance.first().map_or(0, |column| column.cells.len());
     for row in 0..rows {
         let AcceptanceCell { temperature, task, .. } = &report.acceptance[0].cells[row];
         let rates = report.acceptance.iter().map(|column| column.cells[row].acceptance_rate);
         let rates: Vec<String> =
             rates.map(|rate| rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.3}"))).collect();
-        line(format_args!("| {temperature} | {task} | {} |", rates.join(" | ")));
+        line!(text, "| {temperature} | {task} | {} |", rates.join(" | "));
     }
     if let Some(left_out) = left_out_text(&report.left_out) {
-        line(format_args!("\nTask types {left_out}"));
+        line!(text, "\nTask types {left_out}");
     }
     text
 }

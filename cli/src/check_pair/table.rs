@@ -1,16 +1,15 @@
 //! Renders a report as Markdown, so that it can be kept with the model.
 
-use std::fmt::Write as _;
-
 use super::advice::{Advice, Placement};
 use super::eval::left_out_text;
 use super::report::{ALL, AcceptanceLine, MeasuredReport, Report};
 use super::texts::{TemplateCheck, TextCheck};
+use crate::output::line;
 
 /// Renders one report.
 pub(super) fn text(report: &Report) -> String {
     let mut text = String::new();
-    line(&mut text, format_args!("# {} drafting for {}\n", report.draft, report.target));
+    line!(text, "# {} drafting for {}\n", report.draft, report.target);
     texts(&mut text, &report.text);
     if let Some(size) = &report.size {
         let (target, draft, ratio) = (size.target_parameters, size.draft_parameters, size.ratio);
@@ -21,12 +20,12 @@ pub(super) fn text(report: &Report) -> String {
             }
             false => "a small draft: published pairs work best at 1 : 8 to 1 : 12; see the acceptance",
         };
-        line(&mut text, format_args!("- size: {draft} to {target} parameters, 1 : {ratio:.1}; {verdict}"));
+        line!(text, "- size: {draft} to {target} parameters, 1 : {ratio:.1}; {verdict}");
     }
     if let Some(measured) = &report.measured {
         cost(&mut text, measured);
         if let Some(left_out) = left_out_text(&measured.left_out) {
-            line(&mut text, format_args!("- task types {left_out}"));
+            line!(text, "- task types {left_out}");
         }
         acceptance(&mut text, measured);
         modes(&mut text, measured);
@@ -38,58 +37,46 @@ pub(super) fn text(report: &Report) -> String {
 /// Compares two drafts by task type.
 pub(super) fn comparison(one: &Report, other: &Report) -> String {
     let mut text = String::new();
-    line(&mut text, format_args!("\n# {} against {}\n", one.draft, other.draft));
+    line!(text, "\n# {} against {}\n", one.draft, other.draft);
     let (Some(ours), Some(theirs)) = (&one.measured, &other.measured) else {
-        line(&mut text, format_args!("One of them cannot be paired: nothing to compare."));
+        line!(text, "One of them cannot be paired: nothing to compare.");
         return text;
     };
-    line(
-        &mut text,
-        format_args!(
-            "| task type | acceptance | against | difference | k, speedup apart, 1 sequence | against |\n|---|---|---|---|---|---|"
-        ),
+    line!(
+        text,
+        "| task type | acceptance | against | difference | k, speedup apart, 1 sequence | against |\n|---|---|---|---|---|---|"
     );
     for task in &ours.tasks {
         let Some(other) = theirs.tasks.iter().find(|other| other.task == task.task) else { continue };
         let rates = (task.acceptance_rate.unwrap_or(0.0), other.acceptance_rate.unwrap_or(0.0));
-        line(
-            &mut text,
-            format_args!(
-                "| {} | {:.3} | {:.3} | {:+.3} | {} | {} |",
-                task.task,
-                rates.0,
-                rates.1,
-                rates.1 - rates.0,
-                best_k(&task.advice, Placement::Apart, 1),
-                best_k(&other.advice, Placement::Apart, 1)
-            ),
+        line!(
+            text,
+            "| {} | {:.3} | {:.3} | {:+.3} | {} | {} |",
+            task.task,
+            rates.0,
+            rates.1,
+            rates.1 - rates.0,
+            best_k(&task.advice, Placement::Apart, 1),
+            best_k(&other.advice, Placement::Apart, 1)
         );
     }
     text
 }
 
-fn line(text: &mut String, arguments: std::fmt::Arguments<'_>) {
-    writeln!(text, "{arguments}").expect("a String can always be written to");
-}
-
 fn texts(text: &mut String, check: &TextCheck) {
     match &check.first_difference {
-        None => line(
+        None => line!(text, "- tokenizer: every id means the same token ({})", check.target_fingerprint),
+        Some(difference) => line!(
             text,
-            format_args!("- tokenizer: every id means the same token ({})", check.target_fingerprint),
-        ),
-        Some(difference) => line(
-            text,
-            format_args!(
-                "- tokenizer: DIFFERENT, nothing is measured: {difference}; a draft worker serves such a pair with --target-tokenizer, \
+            "- tokenizer: DIFFERENT, nothing is measured: {difference}; a draft worker serves such a pair with --target-tokenizer, \
                  `outrider up` by itself\n  target {}\n  draft  {}",
-                check.target_fingerprint, check.draft_fingerprint
-            ),
+            check.target_fingerprint,
+            check.draft_fingerprint
         ),
     }
     match check.special_tokens.as_slice() {
-        [] => line(text, format_args!("- special tokens: the same")),
-        differences => line(text, format_args!("- special tokens: {}", differences.join("; "))),
+        [] => line!(text, "- special tokens: the same"),
+        differences => line!(text, "- special tokens: {}", differences.join("; ")),
     }
     let template = match check.chat_template {
         TemplateCheck::Equal => "the same",
@@ -99,7 +86,7 @@ fn texts(text: &mut String, check: &TextCheck) {
         TemplateCheck::OnlyTarget => "only the target has one: the draft may not have learned conversations",
         TemplateCheck::OnlyDraft => "only the draft has one: conversations cannot be served",
     };
-    line(text, format_args!("- chat template: {template}"));
+    line!(text, "- chat template: {template}");
 }
 
 fn cost(text: &mut String, measured: &MeasuredReport) {
@@ -107,37 +94,31 @@ fn cost(text: &mut String, measured: &MeasuredReport) {
         |ratio: Option<f64>| ratio.map_or_else(|| "not measured".to_owned(), |ratio| format!("{ratio:.3}"));
     let cost = &measured.cost;
     let (one, eight) = (shown(cost.ratio_at_1_row), shown(cost.ratio_at_8_rows));
-    line(
+    line!(
         text,
-        format_args!(
-            "- cost of a draft step over a target step, measured here: {one} at 1 row, {eight} at 8 rows"
-        ),
+        "- cost of a draft step over a target step, measured here: {one} at 1 row, {eight} at 8 rows"
     );
 }
 
 fn acceptance(text: &mut String, measured: &MeasuredReport) {
     let k = measured.num_draft_tokens;
-    line(text, format_args!("\n## Acceptance, coupled, k = {k}\n"));
-    line(
+    line!(text, "\n## Acceptance, coupled, k = {k}\n");
+    line!(
         text,
-        format_args!(
-            "| T | task type | acceptance rate | tokens per round | by position, given all before accepted | drafted |\n|---|---|---|---|---|---|"
-        ),
+        "| T | task type | acceptance rate | tokens per round | by position, given all before accepted | drafted |\n|---|---|---|---|---|---|"
     );
     for found in measured.acceptance.iter().filter(|found| found.mode == "coupled") {
         let positions: Vec<String> =
             found.acceptance_by_position.iter().map(|rate| format!("{rate:.2}")).collect();
-        line(
+        line!(
             text,
-            format_args!(
-                "| {} | {} | {} | {:.2} | {} | {} |",
-                found.temperature,
-                found.task,
-                rate(found.acceptance_rate),
-                found.acceptance_length,
-                positions.join(" "),
-                found.counts.draft_tokens
-            ),
+            "| {} | {} | {} | {:.2} | {} | {} |",
+            found.temperature,
+            found.task,
+            rate(found.acceptance_rate),
+            found.acceptance_length,
+            positions.join(" "),
+            found.counts.draft_tokens
         );
     }
 }
@@ -150,71 +131,56 @@ fn modes(text: &mut String, measured: &MeasuredReport) {
     if coupled.is_empty() || rejection.len() != coupled.len() || typical.len() != coupled.len() {
         return;
     }
-    line(text, format_args!("\n## The three acceptance modes\n"));
-    line(
-        text,
-        format_args!("| T | task type | coupled | rejection | typical (lossy) |\n|---|---|---|---|---|"),
-    );
+    line!(text, "\n## The three acceptance modes\n");
+    line!(text, "| T | task type | coupled | rejection | typical (lossy) |\n|---|---|---|---|---|");
     for ((coupled, rejection), typical) in coupled.iter().zip(&rejection).zip(&typical) {
-        line(
+        line!(
             text,
-            format_args!(
-                "| {} | {} | {} | {} | {} |",
-                coupled.temperature,
-                coupled.task,
-                rate(coupled.acceptance_rate),
-                rate(rejection.acceptance_rate),
-                rate(typical.acceptance_rate)
-            ),
+            "| {} | {} | {} | {} | {} |",
+            coupled.temperature,
+            coupled.task,
+            rate(coupled.acceptance_rate),
+            rate(rejection.acceptance_rate),
+            rate(typical.acceptance_rate)
         );
     }
 }
 
 fn tasks(text: &mut String, measured: &MeasuredReport) {
-    line(text, format_args!("\n## The k that pays, and its speedup\n"));
-    line(
+    line!(text, "\n## The k that pays, and its speedup\n");
+    line!(
         text,
-        format_args!(
-            "| task type | acceptance rate | colocated, 1 sequence | 8 sequences | apart, 1 sequence | 8 sequences | |\n|---|---|---|---|---|---|---|"
-        ),
+        "| task type | acceptance rate | colocated, 1 sequence | 8 sequences | apart, 1 sequence | 8 sequences | |\n|---|---|---|---|---|---|---|"
     );
     for task in &measured.tasks {
         let at = |placement, load| best_k(&task.advice, placement, load);
         let flag = if task.switch_off && task.task != ALL { "switch off" } else { "" };
-        line(
+        line!(
             text,
-            format_args!(
-                "| {} | {} | {} | {} | {} | {} | {flag} |",
-                task.task,
-                rate(task.acceptance_rate),
-                at(Placement::Colocated, 1),
-                at(Placement::Colocated, 8),
-                at(Placement::Apart, 1),
-                at(Placement::Apart, 8)
-            ),
+            "| {} | {} | {} | {} | {} | {} | {flag} |",
+            task.task,
+            rate(task.acceptance_rate),
+            at(Placement::Colocated, 1),
+            at(Placement::Colocated, 8),
+            at(Placement::Apart, 1),
+            at(Placement::Apart, 8)
         );
     }
     let off = measured.to_switch_off();
     match off.is_empty() {
-        true => line(
+        true => line!(
             text,
-            format_args!(
-                "\nDrafting pays at one placement and load at least for every task type in which tokens were drafted."
-            ),
+            "\nDrafting pays at one placement and load at least for every task type in which tokens were drafted."
         ),
-        false => line(
+        false => line!(
             text,
-            format_args!(
-                "\nNo k pays at any placement and load of the table; switch drafting off for these: {}.",
-                off.join(", ")
-            ),
+            "\nNo k pays at any placement and load of the table; switch drafting off for these: {}.",
+            off.join(", ")
         ),
     }
-    line(
+    line!(
         text,
-        format_args!(
-            "Speedups are predicted from the step times and acceptance measured here, not timed end to end."
-        ),
+        "Speedups are predicted from the step times and acceptance measured here, not timed end to end."
     );
 }
 

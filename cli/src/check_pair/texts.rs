@@ -62,19 +62,28 @@ impl TextCheck {
 impl CheckpointText {
     /// Reads the text files of a checkpoint directory.
     pub fn read(directory: &Path) -> Result<Self, CheckPairError> {
-        let path = directory.join(asset::TOKENIZER);
         let optional = |name: &str| {
             let path = directory.join(name);
             path.exists().then(|| read(&path)).transpose()
         };
         let (config, template) = (optional(asset::TOKENIZER_CONFIG)?, optional(asset::CHAT_TEMPLATE)?);
-        let tokenizer = with_added_tokens(&read(&path)?, config.as_deref())
-            .map_err(|source| CheckPairError::Text { directory: directory.to_owned(), source })?
+        let directory = directory.to_owned();
+        let tokenizer = with_added_tokens(&read(&directory.join(asset::TOKENIZER))?, config.as_deref())
+            .map_err(|source| CheckPairError::Text { directory: directory.clone(), source })?
             .into_owned();
-        let json = String::from_utf8_lossy(&tokenizer);
-        let tokens =
-            token_list_from_json(&json).map_err(|source| CheckPairError::TokenList { path, source })?;
-        Ok(Self { directory: directory.to_owned(), tokenizer, config, template, tokens })
+        let tokens = token_list_from_json(&String::from_utf8_lossy(&tokenizer))
+            .map_err(|source| CheckPairError::TokenList { directory: directory.clone(), source })?;
+        Ok(Self { directory, tokenizer, config, template, tokens })
+    }
+
+    /// Content of tokenizer.json, with the tokens that only tokenizer_config.json has.
+    pub(crate) fn tokenizer(&self) -> &[u8] {
+        &self.tokenizer
+    }
+
+    /// The tokenizer's vocabulary, by id.
+    pub(crate) fn tokens(&self) -> &TokenList {
+        &self.tokens
     }
 
     /// Number of ids, including unused ones in gaps.
@@ -128,7 +137,10 @@ impl CheckpointText {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, CheckPairError> {
-    std::fs::read(path).map_err(|source| CheckPairError::Read { path: path.to_owned(), source })
+    let failed = |source| CheckPairError::Read { path: path.to_owned(), source };
+    let bytes = std::fs::read(path).map_err(failed)?;
+    engine::check_lfs_pointer(&bytes).map_err(failed)?;
+    Ok(bytes)
 }
 
 /// Fields of tokenizer_config.json that name a special token.
@@ -209,6 +221,16 @@ mod tests {
         }
         let text = CheckpointText::read(directory.path()).unwrap();
         (directory, text)
+    }
+
+    #[test]
+    fn a_file_that_git_lfs_did_not_fetch_is_named() {
+        let (directory, _) = checkpoint(&["a"], json!({}), None);
+        let path = directory.path().join("tokenizer.json");
+        std::fs::write(&path, "version https://git-lfs.github.com/spec/v1\n").unwrap();
+        let error = CheckpointText::read(directory.path()).err().unwrap().to_string();
+        assert!(error.starts_with(&format!("cannot read {}: ", path.display())), "{error}");
+        assert!(error.contains("pointer of Git LFS"), "{error}");
     }
 
     #[test]

@@ -123,17 +123,8 @@ impl ProcessCluster {
         }
     }
 
-    /// Adds a target worker to the running cluster and returns its name. It is not ready yet.
-    pub fn add_target_worker(&mut self) -> Result<String, ClusterError> {
-        self.add_worker(Role::Target)
-    }
-
-    /// Adds a draft worker to the running cluster and returns its name. It is not ready yet.
-    pub fn add_draft_worker(&mut self) -> Result<String, ClusterError> {
-        self.add_worker(Role::Draft)
-    }
-
-    fn add_worker(&mut self, role: Role) -> Result<String, ClusterError> {
+    /// Adds a worker to the running cluster and returns its name. It is not ready yet.
+    pub fn add_worker(&mut self, role: Role) -> Result<String, ClusterError> {
         let index = self.members.iter().filter(|member| member.plan.role == Some(role)).count();
         let plan = spec::worker_plan(&self.spec, role, index, &self.discovery_uri)?;
         let name = plan.process.name.clone();

@@ -1,7 +1,7 @@
 //! The contents of a cluster and the command line of each process.
 //!
-//! Pure except for the free ports that it reserves: nothing is started here. The flags of the server binaries
-//! appear in this file and nowhere else.
+//! Pure except for the free ports that it reserves: nothing is started here. In this crate, only this file has
+//! flags of the server binaries.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;

@@ -6,12 +6,14 @@
 use std::time::{Duration, Instant};
 
 use engine::{Engine, EngineError, ReadProbe, SequenceRows, SlotId, StageTimes, TokenId};
+use serde::Serialize;
 use speculation::acceptance::guess;
 use speculation::logits::{DrawError, TokenCounts};
 use speculation::{SamplingParams, SequenceSpec};
 
 use super::EngineBenchError;
 use super::memory::LoadMemory;
+use crate::load::statistics::median;
 
 /// Time that one format runs before the next takes its turn.
 const SLICE_TIME: Duration = Duration::from_millis(40);
@@ -26,13 +28,13 @@ const PREFILL_ROWS: usize = 512;
 const VERIFY_ROWS: usize = 64;
 
 /// Shape of a forward.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(super) struct Case {
-    /// Tokens in each sequence before the forward.
-    pub(super) context: usize,
     /// Rows per sequence.
     pub(super) rows: usize,
     pub(super) sequences: usize,
+    /// Tokens in each sequence before the forward.
+    pub(super) context: usize,
 }
 
 /// Results of one case for one format.
@@ -218,10 +220,4 @@ impl Bench {
 /// Ids at positions `start..start + len` of an endless text.
 fn ids(start: usize, len: usize, vocab: u32) -> Vec<TokenId> {
     (start..start + len).map(|i| ((i * 37 + 11) % vocab as usize) as TokenId).collect()
-}
-
-/// Median of a non-empty list.
-fn median(numbers: &mut [f64]) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    numbers[numbers.len() / 2]
 }

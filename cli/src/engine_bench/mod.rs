@@ -257,12 +257,8 @@ impl Model {
 
     fn load(&self, weights: WeightFormat, threads: usize) -> Result<Engine, EngineError> {
         let options = |model_dir: &PathBuf| LoadOptions {
-            model_dir: model_dir.clone(),
-            weights,
             threads,
-            tensor_parallel: 1,
-            kv_memory_bytes: KV_MEMORY_BYTES,
-            max_model_len: None,
+            ..LoadOptions::new(model_dir, weights, KV_MEMORY_BYTES)
         };
         match self {
             Self::Checkpoint(dir) => Engine::load(&options(dir)),

@@ -6,6 +6,7 @@ use super::EngineBenchArgs;
 use super::measure::{BenchResults, Case, CaseResult, FormatBench};
 use super::memory::{LoadMemory, resident_bytes};
 use super::slower::{FormatTimes, SlowerThan, slower_than};
+use crate::output::line;
 
 /// JSON output for one format.
 #[derive(Serialize)]
@@ -36,15 +37,13 @@ struct Document<'a> {
     /// Cases in which a format with more bytes took less time.
     slower_than: Vec<SlowerThan>,
     /// Cases that do not fit into the model's window.
-    left_out: Vec<LeftOut>,
+    left_out: &'a [Case],
 }
 
 #[derive(Serialize)]
 struct Row {
-    /// Rows per sequence.
-    rows: usize,
-    sequences: usize,
-    context: usize,
+    #[serde(flatten)]
+    case: Case,
     ms: f64,
     tokens_per_s: f64,
     bandwidth_share: f64,
@@ -67,23 +66,14 @@ struct Knee {
 /// See [`Knee`].
 const KNEE: f64 = 1.5;
 
-#[derive(Serialize)]
-struct LeftOut {
-    rows: usize,
-    sequences: usize,
-    context: usize,
-}
-
 impl Row {
     fn new(measured: &CaseResult) -> Self {
-        let Case { context, rows, sequences } = measured.case;
+        let Case { rows, sequences, .. } = measured.case;
         let parts = measured.parts;
         let draw_share = parts.draws / parts.steps;
         let step_ms = measured.seconds * 1e3 / (1.0 - draw_share);
         Self {
-            rows,
-            sequences,
-            context,
+            case: measured.case,
             ms: measured.seconds * 1e3,
             tokens_per_s: (rows * sequences) as f64 / measured.seconds,
             bandwidth_share: measured.bandwidth_share,
@@ -98,11 +88,12 @@ impl Row {
 
 /// One knee per context at which one row was measured.
 fn knees(rows: &[Row]) -> Vec<Knee> {
-    let ones = rows.iter().filter(|row| row.rows == 1 && row.sequences == 1);
+    let of_one_sequence = || rows.iter().filter(|row| row.case.sequences == 1);
+    let ones = of_one_sequence().filter(|row| row.case.rows == 1);
     ones.map(|one| {
-        let cheap = |row: &&Row| row.context == one.context && row.sequences == 1 && row.ms <= KNEE * one.ms;
-        let most = rows.iter().filter(cheap).map(|row| row.rows).max();
-        Knee { context: one.context, rows: most.unwrap_or(1) }
+        let context = one.case.context;
+        let cheap = of_one_sequence().filter(|row| row.case.context == context && row.ms <= KNEE * one.ms);
+        Knee { context, rows: cheap.map(|row| row.case.rows).max().unwrap_or(1) }
     })
     .collect()
 }
@@ -123,7 +114,7 @@ fn document<'a>(
     args: &'a EngineBenchArgs,
     results: &BenchResults,
     format: &'a FormatBench,
-    left_out: &[Case],
+    left_out: &'a [Case],
 ) -> Document<'a> {
     let info = format.engine.info();
     let first = format.measured.first().map_or(0, |measured| measured.case.context);
@@ -150,10 +141,7 @@ fn document<'a>(
         knees: knees(&rows),
         slower_than: slower_than(FormatTimes::new(format), results.formats.iter().map(FormatTimes::new)),
         rows,
-        left_out: left_out
-            .iter()
-            .map(|&Case { context, rows, sequences }| LeftOut { rows, sequences, context })
-            .collect(),
+        left_out,
     }
 }
 
@@ -190,11 +178,12 @@ fn table(document: &Document<'_>) -> String {
         "draws ms",
     );
     for row in &document.rows {
-        text.push_str(&format!(
-            "{:>5} {:>9} {:>8} {:>10.3} {:>10.0} {:>16.3} {:>10.3} {:>11.3} {:>7.3} {:>8.3}\n",
-            row.rows,
-            row.sequences,
-            row.context,
+        line!(
+            text,
+            "{:>5} {:>9} {:>8} {:>10.3} {:>10.0} {:>16.3} {:>10.3} {:>11.3} {:>7.3} {:>8.3}",
+            row.case.rows,
+            row.case.sequences,
+            row.case.context,
             row.ms,
             row.tokens_per_s,
             row.bandwidth_share,
@@ -202,25 +191,25 @@ fn table(document: &Document<'_>) -> String {
             row.vocabulary_share,
             row.draw_share,
             row.draw_ms
-        ));
+        );
     }
-    for LeftOut { rows, sequences, context } in &document.left_out {
-        text.push_str(&format!(
-            "{rows:>5} {sequences:>9} {context:>8}  left out: more than the model's window\n"
-        ));
+    for Case { rows, sequences, context } in document.left_out {
+        line!(text, "{rows:>5} {sequences:>9} {context:>8}  left out: more than the model's window");
     }
     for Knee { context, rows } in &document.knees {
-        text.push_str(&format!(
-            "knee after a context of {context}: {rows} is the largest measured number of rows that costs at most {KNEE} times one row\n"
-        ));
+        line!(
+            text,
+            "knee after a context of {context}: {rows} is the largest measured number of rows that costs at most {KNEE} times one row"
+        );
     }
     for slower in &document.slower_than {
-        let SlowerThan { rows, sequences, context, ms, other_weights, other_ms } = slower;
-        text.push_str(&format!(
+        let SlowerThan { case: Case { rows, sequences, context }, ms, other_weights, other_ms } = slower;
+        line!(
+            text,
             "warning: after a context of {context}, rows {rows}, sequences {sequences}: {ms:.3} ms with {}, {other_ms:.3} ms with \
-             {other_weights}\n",
+             {other_weights}",
             document.weights
-        ));
+        );
     }
     text.push('\n');
     text

@@ -28,9 +28,8 @@ impl<'a> FormatTimes<'a> {
 /// A case in which a format took longer than a larger one; the fastest larger one is named.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct SlowerThan {
-    pub(super) rows: usize,
-    pub(super) sequences: usize,
-    pub(super) context: usize,
+    #[serde(flatten)]
+    pub(super) case: Case,
     pub(super) ms: f64,
     pub(super) other_weights: String,
     pub(super) other_ms: f64,
@@ -47,11 +46,8 @@ pub(super) fn slower_than<'a>(
             Some((other.weights, same.seconds))
         });
         let (other, seconds) = times.min_by(|(_, a), (_, b)| a.total_cmp(b))?;
-        let Case { context, rows, sequences } = measured.case;
         (measured.seconds > NOISE_RATIO * seconds).then(|| SlowerThan {
-            rows,
-            sequences,
-            context,
+            case: measured.case,
             ms: measured.seconds * 1e3,
             other_weights: other.to_owned(),
             other_ms: seconds * 1e3,
@@ -84,7 +80,7 @@ mod tests {
         let all = [timed("bf16", 4, &wide[..]), timed("int8", 2, &middle[..]), timed("int4", 1, &small[..])];
         let named = |own: usize| -> Vec<(usize, String)> {
             let found = slower_than(all[own], all.iter().copied());
-            found.into_iter().map(|slower| (slower.rows, slower.other_weights)).collect()
+            found.into_iter().map(|slower| (slower.case.rows, slower.other_weights)).collect()
         };
         assert_eq!(named(0), []);
         assert_eq!(named(1), [(8, "bf16".to_owned())]);

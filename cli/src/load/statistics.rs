@@ -46,6 +46,13 @@ pub fn percentile(sorted: &[f64], p: f64) -> f64 {
     below + (above - below) * at.fract()
 }
 
+/// Sorts the values and returns their median, of an even number the mean of the middle two; NaN for an empty
+/// list.
+pub fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    percentile(values, 50.0)
+}
+
 impl Distribution {
     /// Summarizes values in groups (for instance all gaps of one request). Whole groups are resampled,
     /// because values of one group are similar; `None` if there are no values.
@@ -145,6 +152,13 @@ mod tests {
             assert!((percentile(&sorted, p) - expected).abs() < 1e-12, "P{p}");
         }
         assert!(percentile(&[], 50.0).is_nan());
+    }
+
+    #[test]
+    fn the_median_of_an_even_count_is_the_mean_of_the_middle_two() {
+        assert_eq!(median(&mut [4.0, 1.0, 3.0, 2.0]), 2.5);
+        assert_eq!(median(&mut [4.0, 1.0, 3.0]), 3.0);
+        assert!(median(&mut []).is_nan());
     }
 
     /// Known values: t(0.995, 4 degrees) = 4.604095, and the standard deviation of 1..=5 is sqrt(2.5).

@@ -43,16 +43,14 @@ pub fn limits(rounds: &RoundModel<'_>, target: &Roofline, concurrency: u64) -> V
         Limit {
             what: "compute",
             sequences: first(|n| {
-                let parts =
-                    target.parts(ForwardBatch { rows_each: f64::from(rounds.best(1.0).k + 1), ..forward(n) });
+                let parts = target.parts(ForwardBatch { rows_each: f64::from(k + 1), ..forward(n) });
                 parts.compute >= parts.weights + parts.kv
             }),
-            then: format!(
-                "rows of k = {} are no longer free: from here on drafted rows cost time",
-                rounds.best(1.0).k
-            ),
+            then: format!("rows of k = {k} are no longer free: from here on drafted rows cost time"),
         },
-        Limit {
+    ];
+    if !matches!(rounds.drafting, Drafting::Nowhere) {
+        all.push(Limit {
             what: "draft",
             sequences: first(|n| {
                 let best = rounds.at(n, k.max(1));
@@ -61,13 +59,13 @@ pub fn limits(rounds: &RoundModel<'_>, target: &Roofline, concurrency: u64) -> V
             then:
                 "the wait for the draft is as long as the verification: more draft GPUs, or a smaller draft"
                     .to_owned(),
-        },
-        Limit {
+        });
+        all.push(Limit {
             what: "speculation",
             sequences: stops_paying(rounds, concurrency),
             then: "k = 0 is best from here on: drafting stops paying".to_owned(),
-        },
-    ];
+        });
+    }
     all.sort_by_key(|limit| limit.sequences.unwrap_or(u64::MAX));
     all
 }

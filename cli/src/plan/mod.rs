@@ -5,12 +5,10 @@
 //! all pure) -> a table or JSON (`table`). It computes from data sheets and assumptions, and prints the
 //! assumptions. It measures nothing and must never look as if it did.
 
-pub mod day;
 pub mod gpu;
 pub mod groups;
 pub mod limits;
 pub mod placement;
-pub mod profiled;
 pub mod round;
 pub mod step_time;
 mod table;
@@ -126,48 +124,11 @@ pub struct PlanArgs {
     pub draft_gpu_price: Option<f64>,
 
     #[command(flatten)]
-    assumed: AssumptionArgs,
+    assumed: Assumptions,
 
     /// Print JSON instead of tables
     #[arg(long)]
     pub json: bool,
-}
-
-/// Assumptions that no data sheet states.
-#[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "Assumptions, each to be replaced by a measurement")]
-struct AssumptionArgs {
-    /// Share of the memory bandwidth reached in decoding
-    #[arg(long, value_name = "SHARE", default_value_t = 0.75)]
-    bandwidth_share: f64,
-
-    /// Share of the dense compute peak reached
-    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
-    compute_share: f64,
-
-    /// Share of the memory available for weights and KV
-    #[arg(long, value_name = "SHARE", default_value_t = 0.9)]
-    memory_share: f64,
-
-    /// Fixed cost of a forward, microseconds
-    #[arg(long, value_name = "US", default_value_t = 300.0)]
-    step_overhead_us: f64,
-
-    /// Fixed cost of one all-reduce over a target's GPUs, microseconds; there are two per layer
-    #[arg(long, value_name = "US", default_value_t = 12.0)]
-    all_reduce_us: f64,
-
-    /// Round-trip time from router to worker, microseconds
-    #[arg(long, value_name = "US", default_value_t = 300.0)]
-    wire_us: f64,
-
-    /// Router time per round for each sequence beyond the first, microseconds (`make measure-router`)
-    #[arg(long, value_name = "US", default_value_t = 20.0)]
-    router_us: f64,
-
-    /// Maximum rows per forward of a target, as set by --max-batch-rows of its workers
-    #[arg(long, value_name = "ROWS", default_value_t = 512)]
-    max_batch_rows: u32,
 }
 
 /// Errors of `outrider plan`.
@@ -207,7 +168,7 @@ pub fn inputs(args: &PlanArgs) -> Result<Inputs, PlanError> {
     amount("--all-reduce-us", assumed.all_reduce_us)?;
     amount("--wire-us", assumed.wire_us)?;
     amount("--router-us", assumed.router_us)?;
-    check("--max-batch-rows", assumed.max_batch_rows, "1 or more", assumed.max_batch_rows > 0)?;
+    check("--max-batch-rows", assumed.rows_max, "1 or more", assumed.rows_max > 0)?;
     for &rate in &args.acceptance {
         check("--acceptance", rate, "0 to 1", (0.0..=1.0).contains(&rate))?;
     }
@@ -249,15 +210,6 @@ pub fn inputs(args: &PlanArgs) -> Result<Inputs, PlanError> {
             loads: args.concurrency.clone(),
         },
         prices: Prices { gpu: args.gpu_price, draft_gpu: args.draft_gpu_price },
-        assumed: Assumptions {
-            bandwidth_share: assumed.bandwidth_share,
-            compute_share: assumed.compute_share,
-            memory_share: assumed.memory_share,
-            step_overhead_us: assumed.step_overhead_us,
-            all_reduce_us: assumed.all_reduce_us,
-            wire_us: assumed.wire_us,
-            router_us: assumed.router_us,
-            rows_max: assumed.max_batch_rows,
-        },
+        assumed: *assumed,
     })
 }

@@ -111,11 +111,23 @@ pub struct Plan {
     pub assumed: Assumptions,
 }
 
+/// Where the draft runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PlacementKind {
+    /// Nowhere.
+    Plain,
+    /// On the target's GPUs.
+    Colocated,
+    /// On separate GPUs.
+    Apart,
+}
+
 /// One placement of the draft.
 #[derive(Debug, Clone, Serialize)]
 pub struct Placement {
-    /// `plain`, `colocated` or `apart`.
-    pub name: &'static str,
+    /// Where the draft runs.
+    pub name: PlacementKind,
     /// Memory left for KV at one target, GB; negative if the weights do not fit.
     pub kv_budget_gb: f64,
     /// Memory left for KV at one draft worker, GB, if it has separate GPUs.
@@ -240,7 +252,7 @@ impl Inputs {
             shortage: self.shortage(false, kv_budget_gb, per_token),
         };
         let rounds = self.rounds(target, Drafting::Nowhere);
-        self.placement("plain", (&rounds, target.roofline), memory)
+        self.placement(PlacementKind::Plain, (&rounds, target.roofline), memory)
     }
 
     /// The draft is split over the target's GPUs in the same way as the target.
@@ -260,7 +272,7 @@ impl Inputs {
             shortage: self.shortage(false, kv_budget_gb, per_token),
         };
         let rounds = self.rounds(target, Drafting::Colocated(&draft));
-        Some(self.placement("colocated", (&rounds, target.roofline), memory))
+        Some(self.placement(PlacementKind::Colocated, (&rounds, target.roofline), memory))
     }
 
     /// Each draft GPU holds the whole draft and drafts for its share of the sequences.
@@ -294,7 +306,7 @@ impl Inputs {
                 .shortage(false, kv_budget_gb, per_token)
                 .or_else(|| self.shortage(true, draft_left_gb, draft_per_token)),
         };
-        Some(self.placement("apart", (&rounds, target.roofline), memory))
+        Some(self.placement(PlacementKind::Apart, (&rounds, target.roofline), memory))
     }
 
     fn rounds<'a>(&'a self, target: TargetTimes<'a>, drafting: Drafting<'a>) -> RoundModel<'a> {
@@ -313,12 +325,12 @@ impl Inputs {
 
     fn placement(
         &self,
-        name: &'static str,
+        name: PlacementKind,
         (rounds, target): (&RoundModel<'_>, &Roofline),
         memory: MemoryLimits,
     ) -> Placement {
         let fits = memory.concurrency > 0;
-        let draft_gpus = if name == "apart" { self.draft_gpus } else { None };
+        let draft_gpus = if name == PlacementKind::Apart { self.draft_gpus } else { None };
         let line = |sequences: u64| self.load_line(rounds, sequences, draft_gpus);
         let mut loads: Vec<u64> = self.traffic.loads.iter().map(|&load| u64::from(load)).collect();
         loads.push(memory.concurrency);
@@ -326,10 +338,6 @@ impl Inputs {
         loads.sort_unstable();
         loads.dedup();
         let full = memory.concurrency as f64;
-        let mut limits = if fits { limits(rounds, target, memory.concurrency) } else { Vec::new() };
-        if name == "plain" {
-            limits.retain(|limit| !matches!(limit.what, "draft" | "speculation"));
-        }
         Placement {
             name,
             kv_budget_gb: memory.kv_budget_gb,
@@ -342,7 +350,7 @@ impl Inputs {
                 .rate
                 .filter(|_| fits)
                 .map(|rate| self.rate_answer(rate, rounds, memory.concurrency, line)),
-            limits,
+            limits: if fits { limits(rounds, target, memory.concurrency) } else { Vec::new() },
             wanted_draft_gpus_per_target: if fits { desired_draft_workers(rounds, full) } else { None },
             longest_wire_ms: if fits { longest_wire_ms(rounds, 1.0) } else { None },
         }

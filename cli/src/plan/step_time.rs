@@ -62,24 +62,42 @@ impl StepCost for StepTimes {
     }
 }
 
-/// Reached shares of a data sheet's peaks, and costs that it does not list.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+/// Assumptions that no data sheet states.
+#[derive(Debug, Clone, Copy, PartialEq, clap::Args, serde::Serialize)]
+#[command(next_help_heading = "Assumptions, each to be replaced by a measurement")]
 pub struct Assumptions {
-    /// Share of the memory bandwidth.
+    /// Share of the memory bandwidth reached in decoding
+    #[arg(long, value_name = "SHARE", default_value_t = 0.75)]
     pub bandwidth_share: f64,
-    /// Share of the compute peak.
+
+    /// Share of the dense compute peak reached
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     pub compute_share: f64,
-    /// Share of the memory for weights and KV: the rest is for the runtime, activations and fragmentation.
+
+    /// Share of the memory available for weights and KV
+    // The rest is for the runtime, activations and fragmentation.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.9)]
     pub memory_share: f64,
-    /// Launch of a forward, and the scheduler between two, microseconds.
+
+    /// Fixed cost of a forward, microseconds
+    // Its launch, and the scheduler between two.
+    #[arg(long, value_name = "US", default_value_t = 300.0)]
     pub step_overhead_us: f64,
-    /// One all-reduce over the ranks, regardless of its size, microseconds.
+
+    /// Fixed cost of one all-reduce over a target's GPUs, microseconds; there are two per layer
+    #[arg(long, value_name = "US", default_value_t = 12.0)]
     pub all_reduce_us: f64,
-    /// Round-trip time from router to worker, microseconds.
+
+    /// Round-trip time from router to worker, microseconds
+    #[arg(long, value_name = "US", default_value_t = 300.0)]
     pub wire_us: f64,
-    /// Router time per round for each sequence beyond the first, microseconds.
+
+    /// Router time per round for each sequence beyond the first, microseconds (`make measure-router`)
+    #[arg(long, value_name = "US", default_value_t = 20.0)]
     pub router_us: f64,
-    /// Maximum rows per forward.
+
+    /// Maximum rows per forward of a target, as set by --max-batch-rows of its workers
+    #[arg(long = "max-batch-rows", value_name = "ROWS", default_value_t = 512)]
     pub rows_max: u32,
 }
 

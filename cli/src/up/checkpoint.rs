@@ -4,6 +4,8 @@
 
 use std::path::{Path, PathBuf};
 
+use engine::weight_files::has_weights;
+
 /// Path of the bundled pair in the repository.
 pub const BUNDLED_PAIR: &str = "models/demo";
 
@@ -21,10 +23,6 @@ pub(super) fn missing_in(directory: &Path) -> Option<String> {
         return Some("has no model.safetensors and no model.safetensors.index.json".to_owned());
     }
     None
-}
-
-fn has_weights(directory: &Path) -> bool {
-    ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| directory.join(name).is_file())
 }
 
 /// The bundled pair: searched in the working directory and its parents, then next to this executable and in

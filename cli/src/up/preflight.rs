@@ -12,14 +12,15 @@ use std::path::{Path, PathBuf};
 
 use engine::ParameterCount;
 use scheduling::profile::Profile;
-use speculation::fingerprint::{TokenList, TokenListError, first_difference, token_list_from_json};
+use speculation::fingerprint::first_difference;
 use text::translation::{TokenizerFile, Translation, TranslationError};
-use text::{asset, with_added_tokens};
 use worker::compute_device::ComputeDevice;
 
 use super::args::{DraftArg, SyntheticArg, UpArgs};
 use super::checkpoint::{self, BUNDLED_PAIR, display_path};
 use crate::check_pair::WeightsArg;
+use crate::check_pair::error::CheckPairError;
+use crate::check_pair::texts::CheckpointText;
 use crate::cluster::{Binaries, ClusterError, ClusterSpec, DraftKind, ROUTER, TargetKind, try_bind};
 
 /// Ballast of the bundled target: it gives steps the time of a model that is worth drafting for.
@@ -49,22 +50,9 @@ pub enum PreflightFault {
         /// What is missing.
         missing: String,
     },
-    /// A tokenizer file cannot be read.
-    #[error("cannot read {file}: {source}")]
-    UnreadableTokenizer {
-        /// The file.
-        file: PathBuf,
-        /// The operating system's error.
-        source: std::io::Error,
-    },
-    /// A tokenizer file is invalid.
-    #[error("{directory}: {source}")]
-    BadTokenizer {
-        /// The checkpoint directory.
-        directory: PathBuf,
-        /// What is invalid.
-        source: TokenListError,
-    },
+    /// The text files of a checkpoint cannot be read.
+    #[error(transparent)]
+    Text(#[from] CheckPairError),
     /// Draft and target number their tokens differently, and tokens cannot be mapped.
     #[error(
         "draft {draft} and target {target} do not share a tokenizer: {difference}; and tokens cannot be mapped: {source}; \
@@ -453,11 +441,11 @@ fn check_models(target: &Path, draft: &DraftKind) -> Result<bool, Vec<PreflightF
 
 /// Whether two checkpoints number their tokens differently; an error if tokens cannot be mapped either.
 fn needs_translation(target: &Path, draft: &Path) -> Result<bool, PreflightFault> {
-    let [target_json, draft_json] = [read_tokenizer(target)?, read_tokenizer(draft)?];
-    let lists = [token_list(target, &target_json)?, token_list(draft, &draft_json)?];
-    let Some(difference) = first_difference(&lists[1], &lists[0]) else { return Ok(false) };
+    let [target_text, draft_text] = [CheckpointText::read(target)?, CheckpointText::read(draft)?];
+    let difference = first_difference(draft_text.tokens(), target_text.tokens());
+    let Some(difference) = difference else { return Ok(false) };
     let [target_file, draft_file] =
-        [&target_json, &draft_json].map(|json| TokenizerFile { json: json.as_bytes(), eos_token_ids: &[] });
+        [&target_text, &draft_text].map(|text| TokenizerFile { json: text.tokenizer(), eos_token_ids: &[] });
     match Translation::new(target_file, draft_file) {
         Ok(_) => Ok(true),
         Err(source) => Err(PreflightFault::TokenizersDiffer {
@@ -467,24 +455,6 @@ fn needs_translation(target: &Path, draft: &Path) -> Result<bool, PreflightFault
             source,
         }),
     }
-}
-
-fn read_tokenizer(directory: &Path) -> Result<String, PreflightFault> {
-    let file = directory.join("tokenizer.json");
-    let read = || {
-        let json = std::fs::read_to_string(&file)?;
-        engine::check_lfs_pointer(json.as_bytes()).map(|()| json)
-    };
-    let json = read().map_err(|source| PreflightFault::UnreadableTokenizer { file: file.clone(), source })?;
-    // The worker reports tokens that cannot be added.
-    let config = std::fs::read(directory.join(asset::TOKENIZER_CONFIG)).ok();
-    let whole = with_added_tokens(json.as_bytes(), config.as_deref()).ok();
-    Ok(whole.and_then(|whole| String::from_utf8(whole.into_owned()).ok()).unwrap_or(json))
-}
-
-fn token_list(directory: &Path, json: &str) -> Result<TokenList, PreflightFault> {
-    token_list_from_json(json)
-        .map_err(|source| PreflightFault::BadTokenizer { directory: directory.to_owned(), source })
 }
 
 #[cfg(test)]

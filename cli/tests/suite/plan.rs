@@ -92,14 +92,7 @@ fn parameters_of_published_models_are_exact() {
 #[test]
 fn a_plan_counts_what_the_engine_loads() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
-    let options = |weights| engine::LoadOptions {
-        model_dir: demo.clone(),
-        weights,
-        threads: 1,
-        tensor_parallel: 1,
-        kv_memory_bytes: 1 << 20,
-        max_model_len: None,
-    };
+    let options = |weights| engine::LoadOptions::new(&demo, weights, 1 << 20);
     for (name, format) in [
         ("f32", engine::WeightFormat::F32),
         ("bf16", engine::WeightFormat::Bf16),

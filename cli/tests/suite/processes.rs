@@ -13,6 +13,7 @@ use nix::unistd::Pid;
 use outrider_cli::cluster::{
     Binaries, ClusterError, ClusterSpec, DraftKind, LogSink, NoLogs, Process, ProcessCluster, ProcessSpec,
 };
+use speculation::Role;
 
 /// Runs until its standard input closes, like the servers with `--exit-on-stdin-close`.
 const PATIENT: &str = "exec cat >/dev/null";
@@ -234,7 +235,7 @@ async fn one_process_can_be_killed_and_started_again_while_the_others_run() {
     assert_ne!(cluster.process("draft-0").unwrap().pid(), before);
     assert_eq!(cluster.worker_url("draft-0").unwrap(), url);
     assert_eq!(cluster.process("router").unwrap().pid(), router);
-    assert_eq!(cluster.add_draft_worker().unwrap(), "draft-1");
+    assert_eq!(cluster.add_worker(Role::Draft).unwrap(), "draft-1");
     assert!(matches!(cluster.signal("draft-9", Signal::SIGTERM), Err(ClusterError::NoSuchProcess { .. })));
 }
 

@@ -18,6 +18,11 @@ etcd://{{ .Release.Name }}-etcd:2379/outrider
 {{- end -}}
 {{- end }}
 
+{{- /* All addresses of a pod. */}}
+{{- define "outrider.anyAddress" -}}
+{{- ternary "[::]" "0.0.0.0" (eq .Values.ipFamily "IPv6") }}
+{{- end }}
+
 {{- define "outrider.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 10001

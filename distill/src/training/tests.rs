@@ -28,14 +28,7 @@ struct Served(Engine);
 
 impl Served {
     fn load(directory: &Path) -> Self {
-        let engine = Engine::load(&LoadOptions {
-            model_dir: directory.to_owned(),
-            weights: WeightFormat::F32,
-            threads: 1,
-            tensor_parallel: 1,
-            kv_memory_bytes: 64 << 20,
-            max_model_len: None,
-        });
+        let engine = Engine::load(&LoadOptions::new(directory, WeightFormat::F32, 64 << 20));
         Self(engine.unwrap())
     }
 }

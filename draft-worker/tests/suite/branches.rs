@@ -33,14 +33,7 @@ fn executor(more: &[&str]) -> ModelExecutor<Propose> {
 }
 
 fn options(weights: WeightFormat) -> LoadOptions {
-    LoadOptions {
-        model_dir: model_dir(),
-        weights,
-        threads: 1,
-        tensor_parallel: 1,
-        kv_memory_bytes: 16 << 20,
-        max_model_len: None,
-    }
+    LoadOptions::new(model_dir(), weights, 16 << 20)
 }
 
 fn engine() -> Engine {
@@ -50,7 +43,7 @@ fn engine() -> Engine {
 /// The same model on an emulated GPU.
 fn engine_on_device(driver: &HostDriver) -> Engine {
     let gpus = GpuOptions { kernels: Some(driver.kernels.clone()), ..GpuOptions::for_devices(&[0]) };
-    Engine::load_on_cuda(&options(WeightFormat::Bf16), &gpus).expect("the bundled draft loads")
+    Engine::load(&options(WeightFormat::Bf16).on_gpus(gpus)).expect("the bundled draft loads")
 }
 
 fn executor_on_device(driver: &HostDriver, keeps_candidates: bool) -> ModelExecutor<Propose> {

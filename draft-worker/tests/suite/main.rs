@@ -7,4 +7,5 @@ mod branches;
 mod bundled_draft;
 mod grammars;
 mod random;
+mod rejection;
 mod translated;

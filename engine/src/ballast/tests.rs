@@ -1,6 +1,8 @@
 //! Plans of ballast and the positions of its channels. `tests/suite/ballast.rs` checks on whole models that
 //! no logit changes.
 
+use std::path::Path;
+
 use super::*;
 use crate::model_config::tests::tiny;
 
@@ -31,6 +33,18 @@ fn a_plan_adds_about_the_requested_size_and_never_nothing() {
             );
         }
     }
+}
+
+/// `make measure-servers` gives llama.cpp a target of the same sizes.
+#[test]
+fn the_target_of_llama_cpp_has_the_planned_sizes() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let config = ModelConfig::load(&root.join("models/demo/target")).unwrap();
+    let Ballast { enlarged_layers, enlarged_intermediate, .. } =
+        Ballast::plan("250M".parse::<ParameterCount>().unwrap().0, &config).unwrap();
+    let script = std::fs::read_to_string(root.join("tests/llama-cpp/servers.py")).unwrap();
+    let expected = format!("\nBALLAST = \"{enlarged_layers},{enlarged_intermediate}\"\n");
+    assert!(script.contains(&expected), "{expected}");
 }
 
 #[test]

@@ -133,11 +133,7 @@ impl BlockPool {
     }
 
     /// Unpublishes a block, so that its only owner may write it.
-    pub(super) fn withdraw(&mut self, block: u32) {
-        self.unpublish(block);
-    }
-
-    fn unpublish(&mut self, block: u32) {
+    pub(super) fn unpublish(&mut self, block: u32) {
         if let Some(hash) = self.blocks[block as usize].published.take() {
             self.index.remove(&hash);
         }

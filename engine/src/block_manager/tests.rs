@@ -331,7 +331,7 @@ fn ids_after_unjudged_tree_rows_are_never_shared() {
     let mut manager = BlockManager::new(100);
     let ids: Vec<TokenId> = (0..60).collect();
     let slot = filled(&mut manager, 1, &ids[..20]);
-    manager.append_tree(slot, 12);
+    manager.append_rows(slot, 12);
     // The positions of the tree are those of other ids.
     assert_eq!(manager.share_prefix(slot, 1, &ids[..21]), PrefixMatch { len: 32, wait: false });
     manager.append(slot, &ids[20..60]);

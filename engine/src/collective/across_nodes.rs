@@ -9,7 +9,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use super::shared_memory::tree_sum_over_ranks;
-use super::{Collective, RankBarrier, SingleRank, shared_memory};
+use super::{Collective, RankBarrier, SingleRank, join_columns, shared_memory};
 use crate::EngineError;
 use crate::host::HostRows;
 use crate::nodes::{NodePeer, Nodes};
@@ -85,18 +85,9 @@ impl Collective<HostRows> for AcrossNodes {
             return self.send(&self.nodes.peers()[0], rows);
         }
         let widths: Vec<usize> = widths.chunks_exact(count).map(|node| node.iter().sum()).collect();
-        let mut parts = self.receive_from_all(|node| num_rows * widths[node])?;
-        // The first part is this node's.
-        parts.insert(0, std::mem::take(rows));
-        rows.resize(num_rows * widths.iter().sum::<usize>());
-        let mut rest = &mut rows[..];
-        for row in 0..num_rows {
-            for (part, width) in parts.iter().zip(&widths) {
-                let columns = rest.split_off_mut(..*width).expect("rows were resized to hold all parts");
-                columns.copy_from_slice(&part[row * width..(row + 1) * width]);
-            }
-        }
-        parts.remove(0);
+        let received = self.receive_from_all(|node| num_rows * widths[node])?;
+        let own = std::mem::take(rows);
+        join_columns(&own_and_received(&own, &received), &widths, rows);
         Ok(())
     }
 }
@@ -127,8 +118,7 @@ impl AcrossNodes {
             followers => {
                 let received = self.receive_from_all(|_| len)?;
                 let own = std::mem::take(rows);
-                let parts: Vec<&[f32]> =
-                    std::iter::once(&own).chain(received.iter()).map(|part| &part[..]).collect();
+                let parts = own_and_received(&own, &received);
                 rows.resize(len);
                 rows.iter_mut().enumerate().for_each(|(i, sum)| *sum = tree_sum_over_ranks(&parts, i));
                 followers.iter().try_for_each(|follower| self.send(follower, rows))?;
@@ -163,7 +153,11 @@ impl AcrossNodes {
 
     /// Marks the first rank of a node as lost.
     fn lost(&self, peer: &NodePeer, error: &io::Error) -> EngineError {
-        self.barrier.mark_lost(peer.node * self.num_local, format!("node {}: {error}", peer.node));
-        self.barrier.check().err().unwrap_or_else(|| peer.lost(error))
+        peer.mark_lost(&self.barrier, peer.node * self.num_local, error)
     }
+}
+
+/// The parts of all nodes in order; the first is the leader's own.
+fn own_and_received<'a>(own: &'a HostRows, received: &'a [HostRows]) -> Vec<&'a [f32]> {
+    std::iter::once(own).chain(received).map(|part| &part[..]).collect()
 }

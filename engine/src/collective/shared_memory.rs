@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use cpu_kernels::NUM_SLICES;
 
-use super::{Collective, RankBarrier};
+use super::{Collective, RankBarrier, join_columns};
 use crate::EngineError;
 use crate::host::HostRows;
 
@@ -64,15 +64,8 @@ impl Collective<HostRows> for SharedMemory {
         self.publish(rows)?;
         if self.rank == 0 {
             let parts: Vec<RwLockReadGuard<'_, HostRows>> = self.shared.published.iter().map(read).collect();
-            let num_rows = parts[0].len() / widths[0];
-            rows.resize(num_rows * widths.iter().sum::<usize>());
-            let mut rest = &mut rows[..];
-            for row in 0..num_rows {
-                for (part, width) in parts.iter().zip(widths) {
-                    let columns = rest.split_off_mut(..*width).expect("rows were resized to hold all parts");
-                    columns.copy_from_slice(&part[row * width..(row + 1) * width]);
-                }
-            }
+            let parts: Vec<&[f32]> = parts.iter().map(|part| &part[..]).collect();
+            join_columns(&parts, widths, rows);
         }
         self.wait()
     }

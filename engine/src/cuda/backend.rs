@@ -212,8 +212,6 @@ where
 
     const DRAWS: bool = true;
 
-    const TREES: bool = true;
-
     fn load_table(
         &self,
         source: &dyn TensorSource,

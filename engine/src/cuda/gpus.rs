@@ -65,7 +65,7 @@ impl GpuOptions {
     }
 }
 
-/// Loads a model onto GPUs.
+/// Loads a model onto GPUs. Each allocates its part of the whole KV cache.
 pub(crate) fn load_on_gpus(
     options: &LoadOptions,
     source: &dyn TensorSource,
@@ -169,14 +169,7 @@ mod tests {
     use crate::weights::{Formats, RandomTensors};
 
     fn options(tensor_parallel: usize) -> LoadOptions {
-        LoadOptions {
-            model_dir: PathBuf::new(),
-            weights: WeightFormat::Bf16,
-            threads: 1,
-            tensor_parallel,
-            kv_memory_bytes: 1,
-            max_model_len: None,
-        }
+        LoadOptions { tensor_parallel, ..LoadOptions::new("", WeightFormat::Bf16, 1) }
     }
 
     /// The driver and NCCL are loaded later: without them, their absence would be the error.

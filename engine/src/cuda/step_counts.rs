@@ -10,7 +10,7 @@ pub(in crate::cuda) fn two_layers(driver: &HostDriver, vocab: Option<u32>) -> En
     let changes: Vec<_> = vocab.map(|vocab| ("vocab_size", u64::from(vocab))).into_iter().collect();
     let (_dir, options) = changed_config(TINY, &changes);
     let gpus = GpuOptions { kernels: Some(driver.kernels.clone()), ..GpuOptions::for_devices(&[0]) };
-    Engine::random_on_cuda(&options, 7, &gpus).unwrap()
+    Engine::random(&options.on_gpus(gpus), 7).unwrap()
 }
 
 /// How often a step reads a row of 20,480 logits that top-k and top-p filter: the reads in excess of a step

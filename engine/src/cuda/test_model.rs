@@ -22,13 +22,6 @@ pub(super) fn changed_config(path: &str, changes: &[(&str, u64)]) -> (tempfile::
     let dir = tempfile::tempdir().unwrap();
     let model_dir = dir.path().join("config.json");
     std::fs::write(&model_dir, config.to_string()).unwrap();
-    let options = LoadOptions {
-        model_dir,
-        weights: WeightFormat::Bf16,
-        threads: 1,
-        tensor_parallel: 1,
-        kv_memory_bytes: 1 << 20,
-        max_model_len: None,
-    };
+    let options = LoadOptions::new(model_dir, WeightFormat::Bf16, 1 << 20);
     (dir, options)
 }

@@ -47,12 +47,5 @@ pub(super) fn distance(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
 
 pub(super) fn options(model_dir: PathBuf, weights: WeightFormat) -> LoadOptions {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
-    LoadOptions {
-        model_dir,
-        weights,
-        threads,
-        tensor_parallel: 1,
-        kv_memory_bytes: KV_MEMORY_BYTES,
-        max_model_len: None,
-    }
+    LoadOptions { threads, ..LoadOptions::new(model_dir, weights, KV_MEMORY_BYTES) }
 }

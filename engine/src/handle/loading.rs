@@ -1,5 +1,4 @@
-//! Constructors of [`Engine`]: from a checkpoint, from a checkpoint with ballast, or with random weights from
-//! a configuration.
+//! Constructors of [`Engine`]: from a checkpoint, or with random weights from a configuration.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use super::Engine;
 use crate::EngineError;
 use crate::ballast::Ballast;
 use crate::block_manager::BlockManager;
-use crate::cuda::{GpuOptions, load_on_gpus};
+use crate::cuda::load_on_gpus;
 use crate::kv_limits::max_model_len;
 use crate::load::{Loaded, MAX_THREADS, load_on_cpu};
 use crate::model_config::fields::read_file;
@@ -25,54 +24,21 @@ impl Engine {
     /// Loads a checkpoint into memory, converted or quantized if the requested format differs from the stored
     /// one. Reads every byte twice, the second time for [`EngineInfo::numerics_id`]. Nothing is read later.
     pub fn load(options: &LoadOptions) -> Result<Engine, EngineError> {
-        Self::load_by(options, |source, model| load_on_cpu(options, source, model, None))
+        Self::load_by(options, |source, model| load_on_device(options, source, model, None))
     }
 
-    /// Loads a checkpoint onto GPUs of this machine, one rank each. Each GPU allocates its part of the whole
-    /// KV cache.
-    pub fn load_on_cuda(options: &LoadOptions, gpus: &GpuOptions) -> Result<Engine, EngineError> {
-        Self::load_by(options, |source, model| load_on_gpus(options, source, model, (gpus, None)))
-    }
-
-    /// Loads a checkpoint enlarged by about `parameters` weights that change no token (see `ballast`), on the
-    /// CPU or on GPUs. For demonstrations and benchmarks. Logits equal those without ballast (`==`); time,
-    /// memory, KV and [`EngineInfo::numerics_id`] are those of the bigger model.
-    pub fn load_with_ballast(
-        options: &LoadOptions,
-        parameters: u64,
-        gpus: Option<&GpuOptions>,
-    ) -> Result<Engine, EngineError> {
-        Self::load_with_ballast_by(options, parameters, |source, model| match gpus {
-            Some(gpus) => load_on_gpus(options, source, model, (gpus, None)),
-            None => load_on_cpu(options, source, model, None),
-        })
-    }
-
-    /// Like [`Engine::load_with_ballast`], for the leader of several nodes, each of which loads its own
-    /// ranks. `tensor_parallel` counts the ranks of all nodes. KV memory is this node's; the node with memory
-    /// for the fewest blocks determines their number.
-    pub fn load_on_nodes(
-        options: &LoadOptions,
-        parameters: u64,
-        gpus: Option<&GpuOptions>,
-        nodes: Nodes,
-    ) -> Result<Engine, EngineError> {
+    /// Like [`Engine::load`], for the leader of several nodes, each of which loads its own ranks.
+    /// `tensor_parallel` counts the ranks of all nodes. KV memory is this node's; the node with memory for
+    /// the fewest blocks determines their number.
+    pub fn load_on_nodes(options: &LoadOptions, nodes: Nodes) -> Result<Engine, EngineError> {
         assert!(nodes.is_leader(), "the other nodes follow");
-        Self::load_part(options, parameters, gpus, &Arc::new(nodes))
+        Self::load_part(options, &Arc::new(nodes))
     }
 
     /// Loads the ranks of a node. A failure on any node fails all of them.
-    fn load_part(
-        options: &LoadOptions,
-        parameters: u64,
-        gpus: Option<&GpuOptions>,
-        nodes: &Arc<Nodes>,
-    ) -> Result<Engine, EngineError> {
-        let load = |source: &dyn TensorSource, model| match gpus {
-            Some(gpus) => load_on_gpus(options, source, model, (gpus, Some(nodes))),
-            None => load_on_cpu(options, source, model, Some(nodes)),
-        };
-        let loaded = Self::load_with_ballast_by(options, parameters, load).and_then(|engine| {
+    fn load_part(options: &LoadOptions, nodes: &Arc<Nodes>) -> Result<Engine, EngineError> {
+        let load = |source: &dyn TensorSource, model| load_on_device(options, source, model, Some(nodes));
+        let loaded = Self::load_by(options, load).and_then(|engine| {
             nodes.agree_on_numerics(&engine.info.numerics_id)?;
             Ok(engine)
         });
@@ -84,15 +50,6 @@ impl Engine {
         options: &LoadOptions,
         load: impl FnOnce(&dyn TensorSource, ModelSpec) -> Result<Loaded, EngineError>,
     ) -> Result<Engine, EngineError> {
-        Self::load_with_ballast_by(options, 0, load)
-    }
-
-    /// Loads a checkpoint with ballast; 0 adds none.
-    pub(crate) fn load_with_ballast_by(
-        options: &LoadOptions,
-        parameters: u64,
-        load: impl FnOnce(&dyn TensorSource, ModelSpec) -> Result<Loaded, EngineError>,
-    ) -> Result<Engine, EngineError> {
         check_threads(options)?;
         let config = ModelConfig::load(&options.model_dir)?;
         max_model_len(options, &config, None)?;
@@ -100,11 +57,11 @@ impl Engine {
         let checkpoint = Checkpoint::open(&options.model_dir, &config)?;
         let formats = checkpoint.formats(options.weights, &config);
         let num_parameters = config.num_parameters();
-        let (loaded, model) = if parameters == 0 {
+        let (loaded, model) = if options.ballast == 0 {
             let model = ModelSpec { config, formats };
             (load(&checkpoint, model.clone())?, model)
         } else {
-            let ballast = Ballast::plan(parameters, &config)?;
+            let ballast = Ballast::plan(options.ballast, &config)?;
             identity.extend_from_slice(ballast.name().as_bytes());
             let model = ModelSpec { config: ballast.apply(config), formats };
             (load(&ballast.wrap(&checkpoint), model.clone())?, model)
@@ -118,18 +75,9 @@ impl Engine {
 
     /// Creates a model with random weights from a configuration alone: `options.model_dir` is the path of a
     /// config.json. The same seed gives the same model in every format; "as stored" is bf16. For measuring
-    /// speed; its text is noise.
+    /// speed; its text is noise. Refuses ballast.
     pub fn random(options: &LoadOptions, seed: u64) -> Result<Engine, EngineError> {
-        Self::random_by(options, seed, |source, model| load_on_cpu(options, source, model, None))
-    }
-
-    /// Creates a model with random weights on GPUs.
-    pub fn random_on_cuda(
-        options: &LoadOptions,
-        seed: u64,
-        gpus: &GpuOptions,
-    ) -> Result<Engine, EngineError> {
-        Self::random_by(options, seed, |source, model| load_on_gpus(options, source, model, (gpus, None)))
+        Self::random_by(options, seed, |source, model| load_on_device(options, source, model, None))
     }
 
     /// Creates a model with random weights with a function that puts them on a device.
@@ -139,6 +87,11 @@ impl Engine {
         load: impl FnOnce(&dyn TensorSource, ModelSpec) -> Result<Loaded, EngineError>,
     ) -> Result<Engine, EngineError> {
         check_threads(options)?;
+        if options.ballast != 0 {
+            let reason = "expected 0: a model with random weights has no original".to_owned();
+            let value = options.ballast.to_string();
+            return Err(EngineError::BadOption { option: "ballast", value, reason });
+        }
         let config = ModelConfig::read(&options.model_dir)?;
         let config_bytes = read_file(&options.model_dir)?;
         let source = RandomTensors { seed };
@@ -162,7 +115,7 @@ impl Engine {
         checkpoint: [u8; 32],
     ) -> Result<Engine, EngineError> {
         let ModelSpec { config, formats } = model;
-        let Loaded { numerics, runner, draws, trees, .. } = loaded;
+        let Loaded { numerics, runner, draws, .. } = loaded;
         let NumericsClass { kernel_class, device_class } = numerics;
         let blocks = BlockManager::new(loaded.kv_blocks);
         let numerics = NumericsParts {
@@ -187,15 +140,7 @@ impl Engine {
             resident_bytes: loaded.weight_bytes + loaded.table_bytes,
             kv_bytes_per_token: loaded.kv_bytes_per_token,
         };
-        Ok(Engine {
-            info,
-            runner,
-            draws,
-            trees,
-            blocks,
-            stats: EngineStats::default(),
-            not_sync: PhantomData,
-        })
+        Ok(Engine { info, runner, draws, blocks, stats: EngineStats::default(), not_sync: PhantomData })
     }
 
     fn log_loaded(&self, formats: Formats) {
@@ -216,16 +161,24 @@ impl Engine {
 
 impl Follower {
     /// Loads the ranks of a node other than the leader, see [`Engine::load_on_nodes`].
-    pub fn load(
-        options: &LoadOptions,
-        parameters: u64,
-        gpus: Option<&GpuOptions>,
-        nodes: Nodes,
-    ) -> Result<Follower, EngineError> {
+    pub fn load(options: &LoadOptions, nodes: Nodes) -> Result<Follower, EngineError> {
         assert!(!nodes.is_leader(), "the leader has the engine");
         let nodes = Arc::new(nodes);
-        let engine = Engine::load_part(options, parameters, gpus, &nodes)?;
+        let engine = Engine::load_part(options, &nodes)?;
         Ok(Follower::new(engine, nodes))
+    }
+}
+
+/// Loads a model's ranks onto the CPU or GPUs; with `nodes`, those of this node.
+fn load_on_device(
+    options: &LoadOptions,
+    source: &dyn TensorSource,
+    model: ModelSpec,
+    nodes: Option<&Arc<Nodes>>,
+) -> Result<Loaded, EngineError> {
+    match &options.gpus {
+        Some(gpus) => load_on_gpus(options, source, model, (gpus, nodes)),
+        None => load_on_cpu(options, source, model, nodes),
     }
 }
 

@@ -3,11 +3,11 @@
 use super::ModelConfig;
 
 /// The table of input embeddings.
-pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+pub const EMBEDDING: &str = "model.embed_tokens.weight";
 /// The vocabulary's projection, unless it is tied to the embeddings.
-pub(crate) const LM_HEAD: &str = "lm_head.weight";
+pub const LM_HEAD: &str = "lm_head.weight";
 /// The norm behind the last layer.
-pub(crate) const FINAL_NORM: &str = "model.norm.weight";
+pub const FINAL_NORM: &str = "model.norm.weight";
 
 const PROJECTIONS: [&str; 7] = [
     "self_attn.q_proj",

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use super::Nodes;
-use super::wire::{self, Received};
-use crate::forward_batch::{OwnedRows, ReservedRows};
-use crate::rank::Runner;
+use super::{Nodes, wire};
+use crate::rank_group::{Command, execute};
 use crate::{Engine, EngineError, EngineInfo};
 
 /// The loaded ranks of a node other than the leader.
@@ -50,29 +48,17 @@ impl Follower {
     fn run_next(&mut self, message: &mut Vec<u8>) -> Result<(), EngineError> {
         let leader = &self.nodes.peers()[0];
         leader.operations.receive(message).map_err(|error| leader.lost(&error))?;
-        let operation = wire::read_operation(message).map_err(|error| {
+        let command = wire::read_operation(message).map_err(|error| {
             EngineError::BadNode(format!("node 0 sent an operation that this node cannot read: {error}"))
         })?;
-        let executed = execute(self.engine.runner_mut(), &operation);
+        // The number of the rank only matters to commands that do not arrive here.
+        let executed = execute(0, self.engine.runner_mut(), &command).map(drop);
         wire::write_reply(executed.as_ref().map_err(ToString::to_string).copied(), message);
         leader.operations.send(message, &[]).map_err(|error| leader.lost(&error))?;
         match executed {
             // The leader may repeat other operations; a forward fails the group.
-            Err(error) if error.is_fatal() || matches!(operation, Received::Forward(_)) => Err(error),
+            Err(error) if error.is_fatal() || matches!(command, Command::Forward(_)) => Err(error),
             _ => Ok(()),
-        }
-    }
-}
-
-fn execute(runner: &mut dyn Runner, operation: &Received) -> Result<(), EngineError> {
-    match operation {
-        Received::GrowKv(num_blocks) => runner.grow_kv(*num_blocks),
-        Received::CopyBlock(from, to) => runner.copy_block(*from, *to),
-        Received::CopyTokens(copies) => runner.copy_tokens(copies),
-        Received::Forward(batch) => {
-            let batch: Vec<ReservedRows<'_>> = batch.iter().map(OwnedRows::borrowed).collect();
-            // The draws are made where the logits are, by the leader's first rank.
-            runner.forward(&batch, &Arc::default()).map(drop)
         }
     }
 }

@@ -1,13 +1,12 @@
 //! The ranks of another node as one [`Runner`] of the leader: each operation is sent to the node, and ends
 //! with its reply. Its results stay there: only the first rank of all, which is the leader's, returns any.
 
-use std::io;
 use std::sync::Arc;
 
 use cpu_kernels::TokenCopy;
 
+use super::Nodes;
 use super::wire::{self, Operation};
-use super::{NodePeer, Nodes};
 use crate::EngineError;
 use crate::collective::RankBarrier;
 use crate::draws::{DrawPlan, RankOutput};
@@ -33,21 +32,15 @@ impl RemoteNode {
     fn run(&mut self, operation: &Operation<'_>) -> Result<(), EngineError> {
         self.message.clear();
         wire::write_operation(operation, &mut self.message);
-        let Self { nodes, peer_idx, message, .. } = self;
+        let Self { nodes, peer_idx, rank, barrier, message } = self;
         let peer = &nodes.peers()[*peer_idx];
         let exchanged = peer.operations.send(message, &[]).and_then(|()| peer.operations.receive(message));
         let reply = exchanged.and_then(|()| wire::read_reply(message));
         match reply {
             Ok(Ok(())) => Ok(()),
             Ok(Err(reason)) => Err(peer.failed(reason)),
-            Err(error) => Err(self.lost(&error)),
+            Err(error) => Err(peer.mark_lost(barrier, *rank, &error)),
         }
-    }
-
-    fn lost(&self, error: &io::Error) -> EngineError {
-        let peer: &NodePeer = &self.nodes.peers()[self.peer_idx];
-        self.barrier.mark_lost(self.rank, format!("node {}: {error}", peer.node));
-        self.barrier.check().err().unwrap_or_else(|| peer.lost(error))
     }
 }
 

@@ -87,14 +87,8 @@ fn the_first_rank_of_all_gets_the_columns_of_every_rank() {
 }
 
 fn options(tensor_parallel: usize, kv_memory_bytes: u64) -> LoadOptions {
-    LoadOptions {
-        model_dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft"),
-        weights: WeightFormat::AsStored,
-        threads: 1,
-        tensor_parallel,
-        kv_memory_bytes,
-        max_model_len: None,
-    }
+    let model_dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft");
+    LoadOptions { tensor_parallel, ..LoadOptions::new(model_dir, WeightFormat::AsStored, kv_memory_bytes) }
 }
 
 const KV_BYTES: u64 = 8 << 20;
@@ -130,13 +124,13 @@ fn on_nodes<T>(
     let options = &options;
     std::thread::scope(|scope| {
         let follow = |(i, nodes): (usize, Nodes)| {
-            scope.spawn(move || match Follower::load(&options(i + 1), 0, None, nodes) {
+            scope.spawn(move || match Follower::load(&options(i + 1), nodes) {
                 Ok(follower) => follower.run(),
                 Err(error) => error,
             })
         };
         let followers: Vec<_> = nodes.into_iter().enumerate().map(follow).collect();
-        let done = run(Engine::load_on_nodes(&options(0), 0, None, leader));
+        let done = run(Engine::load_on_nodes(&options(0), leader));
         (done, followers.into_iter().map(|follower| follower.join().unwrap()).collect())
     })
 }
@@ -201,8 +195,8 @@ fn a_lost_node_fails_the_engine_by_name() {
     let options = options(2, KV_BYTES);
     std::thread::scope(|scope| {
         // Loads, and ends before it runs anything.
-        let loaded = scope.spawn(|| Follower::load(&options, 0, None, follower).map(drop));
-        let mut engine = Engine::load_on_nodes(&options, 0, None, leader).unwrap();
+        let loaded = scope.spawn(|| Follower::load(&options, follower).map(drop));
+        let mut engine = Engine::load_on_nodes(&options, leader).unwrap();
         loaded.join().unwrap().unwrap();
         let slot = engine.open();
         let rows = SequenceRows { slot, token_ids: &[1], num_logits: 1 };

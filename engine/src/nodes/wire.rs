@@ -2,11 +2,14 @@
 //! its length and its elements. Both ends are of one release ([`crate::Nodes`]).
 
 use std::io;
+use std::sync::Arc;
 
 use cpu_kernels::{KvSlot, TokenCopy};
 
 use crate::forward_batch::{OwnedRows, ReservedRows};
+use crate::rank_group::Command;
 
+// Tags of operations. `Command::Pin` has none: each process pins its own threads.
 const GROW_KV: u8 = 1;
 const COPY_BLOCK: u8 = 2;
 const COPY_TOKENS: u8 = 3;
@@ -22,15 +25,6 @@ pub(super) enum Operation<'a> {
     CopyBlock(u32, u32),
     CopyTokens(&'a [TokenCopy]),
     Forward(&'a [ReservedRows<'a>]),
-}
-
-/// A received operation.
-#[derive(Debug, PartialEq)]
-pub(super) enum Received {
-    GrowKv(u32),
-    CopyBlock(u32, u32),
-    CopyTokens(Vec<TokenCopy>),
-    Forward(Vec<OwnedRows>),
 }
 
 /// Appends an operation to `out`.
@@ -67,18 +61,18 @@ pub(super) fn write_operation(operation: &Operation<'_>, out: &mut Vec<u8>) {
 }
 
 /// Reads an operation. Fails if the bytes are not exactly one.
-pub(super) fn read_operation(message: &[u8]) -> io::Result<Received> {
+pub(super) fn read_operation(message: &[u8]) -> io::Result<Command> {
     let (&tag, rest) = message.split_first().ok_or_else(malformed)?;
     let mut input = Input(rest);
-    let operation = match tag {
-        GROW_KV => Received::GrowKv(input.number()?),
-        COPY_BLOCK => Received::CopyBlock(input.number()?, input.number()?),
+    let command = match tag {
+        GROW_KV => Command::GrowKv(input.number()?),
+        COPY_BLOCK => Command::CopyBlock(input.number()?, input.number()?),
         COPY_TOKENS => {
             let numbers = input.numbers_of(4)?;
             let slot = |numbers: &[u32]| KvSlot { block: numbers[0], offset: numbers[1] };
             let copies =
                 numbers.chunks_exact(4).map(|n| TokenCopy { from: slot(&n[..2]), to: slot(&n[2..]) });
-            Received::CopyTokens(copies.collect())
+            Command::CopyTokens(copies.collect())
         }
         FORWARD => {
             let mut batch = Vec::new();
@@ -89,11 +83,12 @@ pub(super) fn read_operation(message: &[u8]) -> io::Result<Received> {
                 let (num_logits, num_stored) = (num_logits as usize, num_stored as usize);
                 batch.push(OwnedRows { token_ids, start, block_table, num_logits, num_stored, parents });
             }
-            Received::Forward(batch)
+            // The draws are made where the logits are, by the leader's first rank.
+            Command::Forward(Arc::new((batch, Arc::default())))
         }
         _ => return Err(malformed()),
     };
-    if input.0.is_empty() { Ok(operation) } else { Err(malformed()) }
+    if input.0.is_empty() { Ok(command) } else { Err(malformed()) }
 }
 
 /// Puts the reply to an operation into `out`.
@@ -183,11 +178,14 @@ mod tests {
             parents: rows.tree.parents.to_vec(),
         };
         for (sent, received) in [
-            (Operation::GrowKv(3), Received::GrowKv(3)),
-            (Operation::CopyBlock(1, 2), Received::CopyBlock(1, 2)),
-            (Operation::CopyTokens(&copies), Received::CopyTokens(copies.to_vec())),
-            (Operation::CopyTokens(&[]), Received::CopyTokens(Vec::new())),
-            (Operation::Forward(&batch), Received::Forward(batch.iter().map(owned).collect())),
+            (Operation::GrowKv(3), Command::GrowKv(3)),
+            (Operation::CopyBlock(1, 2), Command::CopyBlock(1, 2)),
+            (Operation::CopyTokens(&copies), Command::CopyTokens(Arc::new(copies))),
+            (Operation::CopyTokens(&[]), Command::CopyTokens(Arc::default())),
+            (
+                Operation::Forward(&batch),
+                Command::Forward(Arc::new((batch.iter().map(owned).collect(), Arc::default()))),
+            ),
         ] {
             let mut message = written(&sent);
             assert_eq!(read_operation(&message).unwrap(), received);

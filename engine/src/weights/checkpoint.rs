@@ -1,6 +1,6 @@
-//! The files of a checkpoint: one model.safetensors, or an index and its shards.
+//! The open files of a checkpoint, and where each tensor lies in them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,7 @@ use super::source::TensorPart;
 use crate::EngineError;
 use crate::lfs_pointer::check_lfs_pointer;
 use crate::model_config::ModelConfig;
-use crate::model_config::fields::{Fields, read_json_object};
-
-const SINGLE_FILE: &str = "model.safetensors";
-const INDEX_FILE: &str = "model.safetensors.index.json";
+use crate::weight_files::{WeightFile, WeightFiles};
 
 /// Size of the header length at the start of a file.
 const LENGTH_BYTES: u64 = 8;
@@ -118,41 +115,17 @@ impl Checkpoint {
     }
 
     fn open_files(model_dir: &Path) -> Result<Self, EngineError> {
-        let index = model_dir.join(INDEX_FILE);
-        let single = model_dir.join(SINGLE_FILE);
-        // If both exist, the single file wins, as in transformers.
-        if single.exists() || !index.exists() {
-            let shard = ShardFile::open(single.clone())?;
-            let weight_map = shard.tensors.keys().map(|name| (name.clone(), 0)).collect();
-            return Ok(Self { shards: vec![shard], weight_map, listing: single, quantization: None });
-        }
-        Self::open_sharded(model_dir, index)
-    }
-
-    fn open_sharded(model_dir: &Path, index: PathBuf) -> Result<Self, EngineError> {
-        let object = read_json_object(&index)?;
-        let fields = Fields::top(&index, &object);
-        let map = fields.nested("weight_map")?.ok_or_else(|| fields.missing("weight_map"))?;
-        let mut file_of = Vec::new();
-        for tensor in map.names() {
-            let file = map.optional_string(tensor)?.ok_or_else(|| map.missing(tensor))?;
-            // Errors are one line, and name the file.
-            let is_one_line = !file.contains(char::is_control);
-            if !is_one_line || Path::new(file).file_name().is_none_or(|name| name != file) {
-                return Err(
-                    map.bad(tensor, format!("is {file:?}, expected a file name in the same directory"))
-                );
+        let WeightFiles { listing, files } = WeightFiles::of(model_dir)?;
+        let (mut shards, mut weight_map) = (Vec::new(), HashMap::new());
+        for (i, WeightFile { path, tensors }) in files.into_iter().enumerate() {
+            let shard = ShardFile::open(path)?;
+            match tensors {
+                Some(names) => weight_map.extend(names.into_iter().map(|name| (name, i))),
+                None => weight_map.extend(shard.tensors.keys().map(|name| (name.clone(), i))),
             }
-            file_of.push((tensor, file));
+            shards.push(shard);
         }
-        let files: BTreeSet<&str> = file_of.iter().map(|(_, file)| *file).collect();
-        let files: Vec<&str> = files.into_iter().collect();
-        let shards =
-            files.iter().map(|file| ShardFile::open(model_dir.join(file))).collect::<Result<Vec<_>, _>>()?;
-        let shard_of = |file| files.binary_search(&file).expect("all files of the map were collected above");
-        let weight_map =
-            file_of.iter().map(|(tensor, file)| ((*tensor).to_owned(), shard_of(*file))).collect();
-        Ok(Self { shards, weight_map, listing: index, quantization: None })
+        Ok(Self { shards, weight_map, listing, quantization: None })
     }
 
     /// Looks up a tensor and checks its shape.

@@ -36,14 +36,7 @@ fn damaged(case: &str, file: &str, change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> T
 /// Loads a checkpoint and, if that works, runs a few rows. An error's message must be one short line.
 fn load_and_run(dir: &Path, weights: WeightFormat) -> Result<(), TestCaseError> {
     let before = memory::begin();
-    let options = LoadOptions {
-        model_dir: dir.to_owned(),
-        weights,
-        threads: 1,
-        tensor_parallel: 1,
-        kv_memory_bytes: 4 << 20,
-        max_model_len: None,
-    };
+    let options = LoadOptions::new(dir, weights, 4 << 20);
     match Engine::load(&options) {
         Ok(mut engine) => {
             let len = engine.info().max_model_len.min(20);

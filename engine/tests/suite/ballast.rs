@@ -17,14 +17,7 @@ const FORMATS: [WeightFormat; 6] = [
 ];
 
 fn options(model_dir: &Path, weights: WeightFormat, tensor_parallel: usize) -> LoadOptions {
-    LoadOptions {
-        model_dir: model_dir.to_owned(),
-        weights,
-        threads: 1,
-        tensor_parallel,
-        kv_memory_bytes: 64 << 20,
-        max_model_len: None,
-    }
+    LoadOptions { tensor_parallel, ..LoadOptions::new(model_dir, weights, 64 << 20) }
 }
 
 /// Logits of a prompt, and of the ids that follow it one by one.
@@ -46,7 +39,7 @@ fn check(model: &Path, parameters: u64, ranks: usize) {
             assert!(ranks > 1, "only the number of ranks may be unsupported");
             continue;
         };
-        let mut enlarged = Engine::load_with_ballast(&options, parameters, None).unwrap();
+        let mut enlarged = Engine::load(&LoadOptions { ballast: parameters, ..options }).unwrap();
         let (plain_info, enlarged_info) = (plain.info().clone(), enlarged.info().clone());
         assert!(enlarged_info.ballast_parameters > 0 && plain_info.ballast_parameters == 0);
         assert_eq!(
@@ -73,6 +66,14 @@ fn every_family_keeps_its_logits() {
             check(&golden_dir().join(&case), parameters, 1);
         }
     }
+}
+
+#[test]
+fn random_weights_take_no_ballast() {
+    let config = golden_dir().join("qwen3_norms/config.json");
+    let options = LoadOptions { ballast: 1, ..LoadOptions::new(config, WeightFormat::F32, 1 << 20) };
+    let error = Engine::random(&options, 1).unwrap_err().to_string();
+    assert!(error.contains("ballast is 1: expected 0"), "{error}");
 }
 
 #[test]

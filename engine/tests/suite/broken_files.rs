@@ -26,14 +26,7 @@ impl Copy {
     }
 
     fn load(&self) -> Result<Engine, EngineError> {
-        Engine::load(&LoadOptions {
-            model_dir: self.0.path().to_owned(),
-            weights: WeightFormat::AsStored,
-            threads: 1,
-            tensor_parallel: 1,
-            kv_memory_bytes: 16 << 20,
-            max_model_len: None,
-        })
+        Engine::load(&LoadOptions::new(self.0.path(), WeightFormat::AsStored, 16 << 20))
     }
 
     fn change_json(&self, file: &str, change: impl FnOnce(&mut serde_json::Map<String, Value>)) -> &Self {

@@ -26,14 +26,7 @@ fn changed(case: &str, config: Value, change: impl FnOnce(&mut Tensors)) -> Temp
 }
 
 fn load(dir: &Path, weights: WeightFormat) -> Result<Engine, String> {
-    let options = LoadOptions {
-        model_dir: dir.to_owned(),
-        weights,
-        threads: 1,
-        tensor_parallel: 1,
-        kv_memory_bytes: 16 << 20,
-        max_model_len: None,
-    };
+    let options = LoadOptions::new(dir, weights, 16 << 20);
     Engine::load(&options).map_err(|error| error.to_string())
 }
 

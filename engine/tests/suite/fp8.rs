@@ -111,14 +111,7 @@ fn write_both_of(
 }
 
 fn options(dir: &Path, weights: WeightFormat, tensor_parallel: usize) -> LoadOptions {
-    LoadOptions {
-        model_dir: dir.to_owned(),
-        weights,
-        threads: 2,
-        tensor_parallel,
-        kv_memory_bytes: 64 << 20,
-        max_model_len: None,
-    }
+    LoadOptions { threads: 2, tensor_parallel, ..LoadOptions::new(dir, weights, 64 << 20) }
 }
 
 fn ids() -> Vec<u32> {
@@ -201,10 +194,10 @@ fn fp8_weights_agree_with_the_oracle() {
         let expected = oracle.logits_at_every_position(&ids());
         assert!(found == expected, "{model:?}, {granularity:?}");
         for ranks in [1, 2] {
-            let engine = Engine::load(&options(fp8.path(), WeightFormat::Fp8, ranks));
+            let options = options(fp8.path(), WeightFormat::Fp8, ranks);
+            let engine = Engine::load(&options);
             assert!(logits(&mut engine.unwrap()) == expected, "{model:?}, {granularity:?}, {ranks} ranks");
-            let enlarged =
-                Engine::load_with_ballast(&options(fp8.path(), WeightFormat::Fp8, ranks), 300_000, None);
+            let enlarged = Engine::load(&LoadOptions { ballast: 300_000, ..options });
             assert!(
                 logits(&mut enlarged.unwrap()) == expected,
                 "{model:?}, {granularity:?}, {ranks} ranks, ballast"

@@ -6,14 +6,7 @@ use engine::{Engine, EngineError, LoadOptions, SequenceRows, SlotId, TokenId, We
 const IDS: [TokenId; 200] = [7; 200];
 
 fn options() -> LoadOptions {
-    LoadOptions {
-        model_dir: golden_dir().join("llama_tied"),
-        weights: WeightFormat::F32,
-        threads: 1,
-        tensor_parallel: 1,
-        kv_memory_bytes: 1 << 20,
-        max_model_len: None,
-    }
+    LoadOptions::new(golden_dir().join("llama_tied"), WeightFormat::F32, 1 << 20)
 }
 
 fn rows(slot: SlotId, count: usize) -> SequenceRows<'static> {

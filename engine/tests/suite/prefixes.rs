@@ -77,13 +77,9 @@ fn sequences_that_share_and_diverge_give_the_same_bits() {
 fn evictions_change_no_bit() {
     let dir = golden_dir().join("llama_tied");
     let options = LoadOptions {
-        model_dir: dir.clone(),
-        weights: WeightFormat::F32,
-        threads: 1,
         tensor_parallel: 2,
         // Twelve blocks of two layers, two heads of 8, in f32.
-        kv_memory_bytes: 12 * 2 * 2 * 8 * 16 * 2 * 4,
-        max_model_len: None,
+        ..LoadOptions::new(&dir, WeightFormat::F32, 12 * 2 * 2 * 8 * 16 * 2 * 4)
     };
     let engine = &mut Engine::load(&options).unwrap();
     let plain = &mut load(&dir, WeightFormat::F32, 1);

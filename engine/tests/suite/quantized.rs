@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use engine::{Engine, TokenId, WeightFormat};
+use engine::{Engine, LoadOptions, TokenId, WeightFormat};
 use tokenizers::Tokenizer;
 
 use crate::support::{argmax, demo_dir, feed, golden_dir, load};
@@ -140,13 +140,9 @@ fn quantized_weights_are_close_to_bf16() {
 #[test]
 fn a_random_model_depends_only_on_its_seed() {
     let random = |weights, seed, threads| {
-        let options = engine::LoadOptions {
-            model_dir: golden_dir().join("qwen3_norms/config.json"),
-            weights,
+        let options = LoadOptions {
             threads,
-            tensor_parallel: 1,
-            kv_memory_bytes: 1 << 20,
-            max_model_len: None,
+            ..LoadOptions::new(golden_dir().join("qwen3_norms/config.json"), weights, 1 << 20)
         };
         Engine::random(&options, seed).unwrap()
     };

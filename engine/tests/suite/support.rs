@@ -55,16 +55,7 @@ pub(crate) fn write_tensors(dir: &Path, tensors: &Tensors) {
 
 /// Loads a model with KV memory for a few thousand tokens.
 pub(crate) fn load(model_dir: &Path, weights: WeightFormat, threads: usize) -> Engine {
-    let model_dir = model_dir.to_owned();
-    Engine::load(&LoadOptions {
-        model_dir,
-        weights,
-        threads,
-        tensor_parallel: 1,
-        kv_memory_bytes: 64 << 20,
-        max_model_len: None,
-    })
-    .unwrap()
+    Engine::load(&LoadOptions { threads, ..LoadOptions::new(model_dir, weights, 64 << 20) }).unwrap()
 }
 
 /// Appends ids to a sequence and returns the logits of the last `num_logits` rows.

@@ -29,12 +29,9 @@ fn config_of(case: &str, dir: &TempDir, changes: &Value) -> PathBuf {
 
 fn load(config: &Path, weights: WeightFormat, ranks: usize) -> Result<Engine, EngineError> {
     let options = LoadOptions {
-        model_dir: config.to_owned(),
-        weights,
-        threads: 1,
         tensor_parallel: ranks,
-        kv_memory_bytes: 16 << 20,
         max_model_len: Some(200),
+        ..LoadOptions::new(config, weights, 16 << 20)
     };
     Engine::random(&options, 3)
 }

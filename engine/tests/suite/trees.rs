@@ -182,12 +182,9 @@ fn tree_rows_equal_chains_of_their_ancestors() {
 fn threads_and_ranks_change_no_bit() {
     for (threads, tensor_parallel) in [(3, 1), (2, 2)] {
         let options = LoadOptions {
-            model_dir: demo_dir("target"),
-            weights: WeightFormat::AsStored,
             threads,
             tensor_parallel,
-            kv_memory_bytes: 64 << 20,
-            max_model_len: None,
+            ..LoadOptions::new(demo_dir("target"), WeightFormat::AsStored, 64 << 20)
         };
         let engine = &mut Engine::load(&options).unwrap();
         let mut random = Random::new(threads as u64);

@@ -2,6 +2,7 @@
 //! reasoning and calls separately, while chat templates expect one message.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 use text::{ConversationMessage, parse_arguments};
@@ -11,18 +12,18 @@ use crate::error::RouterError;
 
 const ASSISTANT: &str = "assistant";
 
-/// The messages so far.
+/// The messages so far. Earlier ones are shared with the stored response that is continued.
 #[derive(Debug, Default)]
 pub(super) struct ConversationBuilder {
-    messages: Vec<ConversationMessage>,
+    messages: Vec<Arc<ConversationMessage>>,
     /// Ids of all calls so far.
     calls: HashSet<String>,
 }
 
 impl ConversationBuilder {
     /// Continues earlier messages.
-    pub(super) fn continuing(messages: Vec<ConversationMessage>) -> Self {
-        let ids = |message: &ConversationMessage| -> Vec<String> {
+    pub(super) fn continuing(messages: Vec<Arc<ConversationMessage>>) -> Self {
+        let ids = |message: &Arc<ConversationMessage>| -> Vec<String> {
             message.tool_calls.iter().filter_map(|call| call["id"].as_str().map(str::to_owned)).collect()
         };
         let calls = messages.iter().flat_map(ids).collect();
@@ -33,19 +34,21 @@ impl ConversationBuilder {
     /// that message.
     pub(super) fn push_message(&mut self, role: &str, text: String) {
         match self.messages.last_mut() {
-            Some(last) if role == ASSISTANT && has_only_reasoning(last) => last.content = Some(text),
-            _ => self.messages.push(ConversationMessage::new(role, text)),
+            Some(last) if role == ASSISTANT && has_only_reasoning(last) => {
+                Arc::make_mut(last).content = Some(text);
+            }
+            _ => self.push(ConversationMessage::new(role, text)),
         }
     }
 
     /// Appends reasoning of the assistant, which precedes its text or calls.
     pub(super) fn push_reasoning(&mut self, text: String) {
         let last = self.messages.last_mut().filter(|last| has_only_reasoning(last));
-        match last.and_then(|last| last.reasoning_content.as_mut()) {
+        match last.and_then(|last| Arc::make_mut(last).reasoning_content.as_mut()) {
             Some(earlier) => earlier.push_str(&text),
             None => {
                 let message = ConversationMessage::new(ASSISTANT, String::new());
-                self.messages.push(ConversationMessage { reasoning_content: Some(text), ..message });
+                self.push(ConversationMessage { reasoning_content: Some(text), ..message });
             }
         }
     }
@@ -54,12 +57,12 @@ impl ConversationBuilder {
     /// them.
     pub(super) fn push_tool_call(&mut self, id: &str, name: &str, arguments: Value) {
         if self.messages.last().is_none_or(|last| last.role != ASSISTANT) {
-            self.messages.push(ConversationMessage::new(ASSISTANT, String::new()));
+            self.push(ConversationMessage::new(ASSISTANT, String::new()));
         }
         let call =
             json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } });
         if let Some(last) = self.messages.last_mut() {
-            last.tool_calls.push(call);
+            Arc::make_mut(last).tool_calls.push(call);
         }
         self.calls.insert(id.to_owned());
     }
@@ -76,7 +79,7 @@ impl ConversationBuilder {
             return Err(RouterError::invalid(path, message));
         }
         let result = ConversationMessage::new("tool", output);
-        self.messages.push(ConversationMessage { tool_call_id: Some(id.to_owned()), ..result });
+        self.push(ConversationMessage { tool_call_id: Some(id.to_owned()), ..result });
         Ok(())
     }
 
@@ -96,9 +99,18 @@ impl ConversationBuilder {
         }
     }
 
+    fn push(&mut self, message: ConversationMessage) {
+        self.messages.push(Arc::new(message));
+    }
+
+    /// Returns the messages. Earlier ones that did not change are shared.
+    pub(super) fn into_shared(self) -> Vec<Arc<ConversationMessage>> {
+        self.messages
+    }
+
     /// Returns the messages.
     pub(super) fn into_messages(self) -> Vec<ConversationMessage> {
-        self.messages
+        self.messages.into_iter().map(Arc::unwrap_or_clone).collect()
     }
 }
 
@@ -133,7 +145,7 @@ mod tests {
                 .contains("matches no earlier call")
         );
         builder.push_tool_call("2", "f", json!({}));
-        let messages = ConversationBuilder::continuing(builder.into_messages());
+        let messages = ConversationBuilder::continuing(builder.into_shared());
         assert!(messages.calls.contains("id0"));
         let [user, assistant, one, two, again] = messages.into_messages().try_into().unwrap();
         assert_eq!((user.text(), assistant.text()), ("hi", "I look"));
@@ -146,5 +158,20 @@ mod tests {
         );
         assert_eq!((one.role.as_str(), two.tool_call_id.as_deref()), ("tool", Some("id0")));
         assert_eq!((again.role.as_str(), again.tool_calls.len()), (ASSISTANT, 1));
+    }
+
+    #[test]
+    fn earlier_messages_are_shared_and_stay_as_they_are() {
+        let mut builder = ConversationBuilder::default();
+        builder.push_message("user", "hi".to_owned());
+        builder.push_reasoning("hm".to_owned());
+        let earlier = builder.into_shared();
+        let mut later = ConversationBuilder::continuing(earlier.clone());
+        later.push_message(ASSISTANT, "fine".to_owned());
+        later.push_tool_call("1", "f", json!({}));
+        let later = later.into_shared();
+        assert!(Arc::ptr_eq(&earlier[0], &later[0]) && later.len() == 2);
+        assert_eq!((earlier[1].text(), earlier[1].tool_calls.len()), ("", 0));
+        assert_eq!((later[1].text(), later[1].tool_calls.len()), ("fine", 1));
     }
 }

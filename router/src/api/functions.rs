@@ -94,7 +94,11 @@ impl ToolFormat {
                                 that a server runs are not supported";
                 return Err(invalid(".type", expected));
             }
-            Self::Nested => return Err(invalid(".type", "`function`: other tools are not supported")),
+            Self::Nested => {
+                let expected =
+                    "`function`: custom tools are supported by /v1/responses only, other tools are not";
+                return Err(invalid(".type", expected));
+            }
         }
         let (within, function) = match self {
             Self::Nested => (".function", &tool["function"]),

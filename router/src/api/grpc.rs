@@ -100,6 +100,7 @@ fn read_request(
     request_context: &mut RequestContext,
 ) -> Result<(RawRequest, Caller), RouterError> {
     let mut caller = checked_caller(extensions)?;
+    request_context.record.sent_by(&caller);
     let raw_request = parse_request(metadata, message)?;
     request_context.deadline = deadline_from_metadata(metadata)?;
     request_context.record.set_slo(apply_gateway_headers(state, &mut caller, metadata)?);

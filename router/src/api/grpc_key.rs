@@ -11,8 +11,8 @@ use tonic::{Extensions, Status};
 
 use crate::error::RouterError;
 use crate::metrics::Protocol;
-use crate::pipeline::AppState;
-use crate::request::Caller;
+use crate::pipeline::{AppState, RequestContext};
+use crate::request::{Caller, Operation};
 
 /// Calls that need no key, by the start of their path: probes.
 const WITHOUT_KEY: [&str; 2] = ["/grpc.health.v1.Health/", "/vllm.grpc.engine.VllmEngine/HealthCheck"];
@@ -41,12 +41,17 @@ async fn check_key(State(state): State<AppState>, mut request: Request, next: Ne
             next.run(request).await
         }
         Err(error) => {
-            if path.ends_with(GENERATE) {
-                state.metrics.request_failed(Protocol::Grpc, &error);
-            }
-            Status::from(error).into_http()
+            let is_request = path.ends_with(GENERATE);
+            Status::from(if is_request { refuse(&state, &request, error) } else { error }).into_http()
         }
     }
+}
+
+/// Records a refused request. Its message is not read, so it is unknown whether it is a chat.
+fn refuse(state: &AppState, request: &Request, error: RouterError) -> RouterError {
+    let operation = Operation::Completion;
+    let (kind, request_id) = ((Protocol::Grpc, operation), operation.new_request_id());
+    RequestContext::open(state, kind, request_id, request.headers(), request.extensions()).refuse(error)
 }
 
 #[cfg(test)]

@@ -8,7 +8,9 @@ use http::{HeaderMap, HeaderValue};
 use serde::de::DeserializeOwned;
 use speculation::FinishReason;
 
-use super::incoming::{RequestHead, identity_from_headers, read_head, read_object, task_type_from_headers};
+use super::incoming::{
+    RequestHead, authenticate, identity_from_headers, read_head, read_object, task_type_from_headers,
+};
 use super::openai::logprobs::json_bytes;
 use super::openai::respond::OpenAi;
 use super::request_id::REQUEST_ID;
@@ -20,6 +22,7 @@ use crate::pipeline::deadline::Deadline;
 use crate::pipeline::text_stream::TextStream;
 use crate::pipeline::{AppState, RequestContext, run_caught, start_request};
 use crate::request::gateway::Slo;
+use crate::request::record::RequestRecord;
 use crate::request::{Caller, Operation, RawRequest, new_id, span};
 
 /// The format of one API: request bodies and responses.
@@ -90,7 +93,7 @@ async fn respond_to<F: ApiFormat>(
     request: Request,
     mut context: RequestContext,
 ) -> Result<Response, RouterError> {
-    match parse_request(state, api_format, request).await {
+    match parse_request(state, api_format, request, &mut context.record).await {
         Ok(ParsedRequest { raw_request, options, caller, deadline, slo }) => {
             context.deadline = deadline;
             context.record.set_slo(slo);
@@ -125,11 +128,15 @@ async fn parse_request<F: ApiFormat>(
     state: &AppState,
     api_format: &F,
     request: Request,
+    record: &mut RequestRecord,
 ) -> Result<ParsedRequest<F::Options>, RouterError> {
     let (head, body): (_, Body) = request.into_parts();
-    let RequestHead { caller, slo, deadline } = read_head(state, &head.headers)?;
+    let caller = authenticate(state, &head.headers)?;
+    record.sent_by(&caller);
+    let RequestHead { caller, slo, deadline } = read_head(state, caller, &head.headers)?;
     identity_from_headers(&head.headers)?;
-    let body = read_object(&state.body_memory, &head.headers, body, deadline).await?;
+    let memory = state.body_memory.reserve(caller.fair_queue_key());
+    let body = read_object(memory, &head.headers, body, deadline).await?;
     let context = BodyContext { state, caller: &caller, task_type: task_type_from_headers(&head.headers)? };
     let (raw_request, options) = api_format.parse(body, context)?;
     Ok(ParsedRequest { raw_request, options, caller, deadline, slo })
@@ -140,9 +147,10 @@ async fn parse_request<F: ApiFormat>(
 pub(crate) async fn read_chat(
     state: &AppState,
     request: Request,
+    record: &mut RequestRecord,
 ) -> Result<(RawRequest, Caller, Option<Deadline>), RouterError> {
     let ParsedRequest { raw_request, caller, deadline, .. } =
-        parse_request(state, &OpenAi(Operation::Chat), request).await?;
+        parse_request(state, &OpenAi(Operation::Chat), request, record).await?;
     Ok((raw_request, caller, deadline))
 }
 

@@ -15,7 +15,7 @@ use super::json;
 use super::object::Object;
 use crate::error::RouterError;
 use crate::pipeline::AppState;
-use crate::pipeline::buffer_memory::{BufferMemory, MemoryReservation};
+use crate::pipeline::body_memory::{BodyMemory, BodyReservation};
 use crate::pipeline::deadline::{Deadline, REQUEST_TIMEOUT_HEADER};
 use crate::request::bounds::header_id;
 use crate::request::gateway::{GatewayHeaders, Slo};
@@ -66,9 +66,12 @@ pub(super) struct RequestHead {
     pub(super) deadline: Option<Deadline>,
 }
 
-/// Authenticates a request and reads the rest of its head.
-pub(super) fn read_head(state: &AppState, headers: &HeaderMap) -> Result<RequestHead, RouterError> {
-    let mut caller = authenticate(state, headers)?;
+/// Reads the head of an authenticated caller's request.
+pub(super) fn read_head(
+    state: &AppState,
+    mut caller: Caller,
+    headers: &HeaderMap,
+) -> Result<RequestHead, RouterError> {
     let slo = apply_gateway_headers(state, &mut caller, |name| headers.get(name).map(HeaderValue::as_bytes))?;
     Ok(RequestHead { caller, slo, deadline: deadline_from_headers(headers)? })
 }
@@ -108,9 +111,9 @@ pub(super) fn task_type_from_headers(headers: &HeaderMap) -> Result<Option<Strin
     headers.get(TASK_TYPE).map(|value| value.to_str().map(str::to_owned).map_err(not_ascii)).transpose()
 }
 
-/// Reads the body as a JSON object, within this memory.
+/// Reads the body as a JSON object, in memory that is reserved as it arrives.
 pub(super) async fn read_object<T: DeserializeOwned>(
-    memory: &BufferMemory,
+    memory: BodyReservation,
     headers: &HeaderMap,
     body: Body,
     deadline: Option<Deadline>,
@@ -128,7 +131,7 @@ pub(super) async fn read_order<T: DeserializeOwned>(
     body: Body,
     deadline: Option<Deadline>,
 ) -> Result<T, RouterError> {
-    read_object(&BufferMemory::of_request_bodies(), headers, body, deadline).await
+    read_object(BodyMemory::default().reserve(0), headers, body, deadline).await
 }
 
 /// Browsers send other content types across origins without a preflight request; a router on loopback must
@@ -157,7 +160,7 @@ fn check_content_encoding(headers: &HeaderMap) -> Result<(), RouterError> {
 
 /// Reads a whole body of limited size. Returns it with the memory reserved for it. The listener limits the
 /// time.
-async fn read_body(mut body: Body, memory: &BufferMemory) -> Result<(Bytes, MemoryReservation), RouterError> {
+async fn read_body(mut body: Body, memory: BodyReservation) -> Result<(Bytes, BodyReservation), RouterError> {
     let too_large = || RouterError::BodyTooLarge { limit: BODY_BYTES_MAX };
     // Refuse a body announced as larger than this without reading it.
     if body.size_hint().lower() > BODY_DISCARD_BYTES_MAX as u64 {
@@ -165,7 +168,7 @@ async fn read_body(mut body: Body, memory: &BufferMemory) -> Result<(Bytes, Memo
     }
     let (mut bytes, mut num_bytes) = (Vec::new(), 0);
     // An error releases what was reserved.
-    let mut reserved = Ok(memory.reserve());
+    let mut reserved = Ok(memory);
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(body_error)?;
         let Some(data) = frame.data_ref() else { continue };

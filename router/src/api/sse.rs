@@ -12,7 +12,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::response::{IntoResponse, Response};
 use futures::stream;
-use http::{HeaderValue, header};
+use http::{HeaderName, HeaderValue, header};
 use serde::Serialize;
 use tokio::time::{Instant, Sleep, sleep_until};
 
@@ -20,6 +20,9 @@ use super::json::SERIALIZABLE;
 use crate::error::RouterError;
 use crate::pipeline::text_delta::TextDelta;
 use crate::pipeline::text_stream::TextStream;
+
+/// Tells nginx to pass each event on at once.
+const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// Comment that keeps an idle stream alive.
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
@@ -83,6 +86,7 @@ pub(super) fn respond(text: TextStream, writer: impl EventEncoder, keep_alive: D
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        (ACCEL_BUFFERING, HeaderValue::from_static("no")),
     ];
     (headers, Body::from_stream(events)).into_response()
 }

@@ -3,7 +3,7 @@
 use axum::extract::Request;
 use serde::de::DeserializeOwned;
 
-use super::incoming::{RequestHead, read_head, read_object};
+use super::incoming::{RequestHead, authenticate, read_head, read_object};
 use crate::error::RouterError;
 use crate::pipeline::AppState;
 use crate::pipeline::deadline::Deadline;
@@ -25,8 +25,10 @@ impl TokenizerRequest {
         request: Request,
     ) -> Result<(Self, T), RouterError> {
         let (head, body) = request.into_parts();
-        let RequestHead { caller, deadline, .. } = read_head(state, &head.headers)?;
-        let body = read_object(&state.body_memory, &head.headers, body, deadline).await?;
+        let caller = authenticate(state, &head.headers)?;
+        let RequestHead { caller, deadline, .. } = read_head(state, caller, &head.headers)?;
+        let memory = state.body_memory.reserve(caller.fair_queue_key());
+        let body = read_object(memory, &head.headers, body, deadline).await?;
         let running = caller.usage.as_ref().map(|usage| usage.acquire()).transpose()?;
         Ok((Self { caller, deadline, _running: running }, body))
     }

@@ -227,6 +227,7 @@ impl Engine {
         request_context: &mut RequestContext,
     ) -> Result<(RawRequest, Caller, Registration), RouterError> {
         let mut caller = checked_caller(extensions)?;
+        request_context.record.sent_by(&caller);
         request_context.record.set_slo(grpc::apply_gateway_headers(&self.state, &mut caller, metadata)?);
         request_context.deadline = deadline_from_metadata(metadata)?;
         sent_request_id(&message)?;

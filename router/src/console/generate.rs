@@ -66,7 +66,7 @@ pub(super) async fn generate(State(console): State<Console>, request: Request) -
     let mut context = RequestContext::open(state, kind, request_id, request.headers(), request.extensions());
     let span = context.record.span().clone();
     let started = async {
-        match read_chat(state, request).await {
+        match read_chat(state, request, &mut context.record).await {
             Ok((sent, caller, deadline)) => {
                 context.deadline = deadline;
                 start_request(state, sent, &caller, context).await

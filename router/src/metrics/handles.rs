@@ -7,9 +7,10 @@ use service::metrics::{Counter, Gauge, GaugeGuard, Histogram, HistogramFamily};
 use speculation::step::MAX_DRAFT_TOKENS;
 use tracing::Span;
 
-use super::{
-    ChoiceOutcome, ENGINE, Families, FinishLabels, ModelLabels, PositionLabels, SloLabels, WorkerLabels,
+use super::label_sets::{
+    ENGINE, FinishLabels, HAD_DRAFT, ModelLabels, PositionLabels, RoundLabels, SloLabels, WorkerLabels,
 };
+use super::{ChoiceOutcome, Families};
 
 /// Counters of the request log.
 #[derive(Debug, Clone)]
@@ -30,6 +31,7 @@ pub struct LaneMetrics {
     pub(super) accepted_tokens: Counter,
     pub(super) output_tokens: Counter,
     pub(super) model_drafts: VerifiedDraftCounters,
+    pub(super) rounds: RoundCounters,
 }
 
 impl LaneMetrics {
@@ -43,12 +45,44 @@ impl LaneMetrics {
         self.output_tokens.inc_by(num_tokens as u64);
     }
 
+    /// Counts one verified round, with the reason for which no draft was requested or looked up for it; `None`:
+    /// one was, even if it came too late.
+    pub fn count_round(&mut self, disabled_reason: Option<&'static str>) {
+        self.rounds.count(disabled_reason.unwrap_or(HAD_DRAFT));
+    }
+
     /// Counts one verified draft of `num_draft_tokens`, of which the first `num_accepted` were committed. A
     /// step without a draft is not counted.
     pub fn count_verified_draft(&mut self, num_draft_tokens: u32, num_accepted: u32) {
         self.draft_tokens.inc_by(num_draft_tokens.into());
         self.accepted_tokens.inc_by(num_accepted.into());
         self.model_drafts.observe(num_draft_tokens, num_accepted);
+    }
+}
+
+/// Counters of one model's rounds, looked up once because there is a round for every token or two.
+#[derive(Debug)]
+pub(super) struct RoundCounters {
+    families: Arc<Families>,
+    model: String,
+    /// By the label `draft`, as far as there were such rounds.
+    known: Vec<(&'static str, Counter)>,
+}
+
+impl RoundCounters {
+    pub(super) fn new(families: Arc<Families>, model: &str) -> Self {
+        Self { families, model: model.to_owned(), known: Vec::new() }
+    }
+
+    fn count(&mut self, draft: &'static str) {
+        if let Some((_, counter)) = self.known.iter().find(|(known, _)| *known == draft) {
+            counter.inc();
+            return;
+        }
+        let labels = RoundLabels { model: self.model.clone(), draft };
+        let counter = self.families.rounds.get_or_create(&labels).clone();
+        counter.inc();
+        self.known.push((draft, counter));
     }
 }
 
@@ -164,6 +198,7 @@ pub struct WorkerMetrics {
     pub(super) labels: WorkerLabels,
     pub(super) credits: Gauge,
     pub(super) reserved: Gauge,
+    pub(super) usable: Gauge,
 }
 
 impl WorkerMetrics {
@@ -172,11 +207,17 @@ impl WorkerMetrics {
         self.credits.set(i64::try_from(credits).unwrap_or(i64::MAX));
         self.reserved.set(i64::try_from(reserved).unwrap_or(i64::MAX));
     }
+
+    /// Sets whether the router uses it.
+    pub fn set_usable(&self, is_usable: bool) {
+        self.usable.set(i64::from(is_usable));
+    }
 }
 
 impl Drop for WorkerMetrics {
     fn drop(&mut self) {
         self.families.credit_blocks.remove(&self.labels);
         self.families.reserved_blocks.remove(&self.labels);
+        self.families.worker_usable.remove(&self.labels);
     }
 }

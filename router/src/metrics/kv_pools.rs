@@ -10,7 +10,8 @@ use scheduling::scheduler::events::WorkerInfo;
 use service::metrics::EncodeLabelSet;
 use speculation::Role;
 
-use super::{ChoiceOutcome, ENGINE, Families, FinishLabels, ModelLabels};
+use super::label_sets::{ENGINE, FinishLabels, ModelLabels};
+use super::{ChoiceOutcome, Families};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct CacheConfigLabels {

@@ -66,6 +66,11 @@ pub(super) const IGNORED: CounterName = CounterName::new(
     "Dropped replies, expired draft waits and resent target steps, by reason",
 )
 .with_labels(&[ANOMALY_REASON]);
+pub(super) const ROUNDS: CounterName = CounterName::new(
+    "outrider_rounds_total",
+    "Verified rounds, by whether a draft was requested or looked up (`drafted`, also if it came too late) or why not",
+)
+.with_labels(&[DRAFT]);
 pub(super) const LANE_K: GaugeName =
     GaugeName::new("outrider_lane_k", "Current draft length of a lane; 0: no drafting")
         .with_labels(&[TEMPERATURE]);
@@ -124,12 +129,21 @@ pub(super) const TARGET_WAIT: HistogramName = HistogramName::new(
     &LONG_SECONDS,
 )
 .with_labels(&[PRIORITY]);
+pub(super) const DISCOVERY_WATCHED: GaugeName = GaugeName::new(
+    "outrider_discovery_watched",
+    "1 while this router sees changes of the list of workers, 0 until it was first read and after a fault",
+);
 pub(super) const CREDIT_BLOCKS: GaugeName =
     GaugeName::new("outrider_pool_credit_blocks", "KV blocks that a worker grants to this router")
         .with_labels(&[ROLE, ADDRESS]);
 pub(super) const RESERVED_BLOCKS: GaugeName =
     GaugeName::new("outrider_pool_reserved_blocks", "KV blocks that this router has reserved at a worker")
         .with_labels(&[ROLE, ADDRESS]);
+pub(super) const WORKER_USABLE: GaugeName = GaugeName::new(
+    "outrider_worker_usable",
+    "1 if this router uses a connected worker, 0 while it avoids it: silent, failing, or a draft worker that fits no connected target",
+)
+.with_labels(&[ROLE, ADDRESS]);
 pub(super) const WANTED_TARGETS: GaugeName = GaugeName::new(
     "outrider_wanted_target_workers",
     "Target workers needed for this router's sequences, fractional: sum over all routers, then round up",

@@ -123,6 +123,30 @@ fn mistral() {
     }
 }
 
+/// A tool may be described in the prompt and yet not be allowed. Its calls, and those listed with them, are
+/// text with all of their markers, also if the text ends within them: there is never half a call.
+#[test]
+fn a_call_of_a_tool_that_is_not_allowed_is_whole_text() {
+    let delete = r#"{"name": "delete", "arguments": {"path": "/"}}"#;
+    let send = r#"{"name": "send", "arguments": {}}"#;
+    for (syntax, text) in [
+        (ToolSyntax::Hermes, format!("<tool_call>\n{delete}\n</tool_call>")),
+        (ToolSyntax::Hermes, format!("<tool_call>[{send}, {delete}]</tool_call>")),
+        (ToolSyntax::Llama, format!("<|python_tag|>{delete}")),
+        (ToolSyntax::Llama, format!("{send}; {delete}")),
+        (ToolSyntax::Mistral, format!("[TOOL_CALLS][{send}, {delete}]")),
+        (ToolSyntax::Mistral, r#"[TOOL_CALLS]delete[ARGS]{"path": "/"}"#.to_owned()),
+    ] {
+        let format = auto(syntax, ReasoningFormat::None);
+        check(&format, &text, &[content(&text)]);
+        let cut = text.find("delete").unwrap() + "delete".len();
+        check(&format, &text[..cut], &[content(&text[..cut])]);
+    }
+    let beside = format!("I see.<tool_call>{delete}</tool_call><tool_call>{send}</tool_call>");
+    let text = content(&format!("I see.<tool_call>{delete}</tool_call>"));
+    check(&auto(ToolSyntax::Hermes, ReasoningFormat::None), &beside, &[text, call("send", "{}")]);
+}
+
 /// Numbers beyond 64 bits and beyond the precision of f64 are ids and amounts of the client's.
 #[test]
 fn numbers_in_arguments_are_as_the_model_wrote_them() {

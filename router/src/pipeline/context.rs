@@ -41,8 +41,8 @@ impl RequestContext {
         let span = span::open(protocol, operation);
         telemetry::set_parent_from_headers(&span, headers);
         span::record_id(&span, &request_id);
-        let record = RequestRecord::new(protocol, span, &state.metrics)
-            .with_access_line(state.access_log, &request_id);
+        let record = RequestRecord::new(protocol, span, &state.metrics);
+        let record = record.with_access_line(state.access_log, &request_id, headers, extensions);
         let response = extensions.get::<ResponseHandle>().cloned();
         Self { request_id, deadline: None, response, record }
     }

@@ -1,6 +1,7 @@
 //! The path of a request: checks, admission, tokenization, scheduler. The result is a [`TextStream`], the
 //! same for every API.
 
+pub mod body_memory;
 pub mod buffer_memory;
 mod context;
 pub mod deadline;
@@ -22,6 +23,7 @@ use speculation::SequenceSpec;
 use speculation::lookup::PredictedText;
 use tracing::{Instrument as _, info_span};
 
+use self::body_memory::BodyMemory;
 use self::buffer_memory::{BufferMemory, MemoryReservation, RESPONSE_BYTES_MAX};
 pub use self::context::{RequestContext, run_caught};
 use self::deadline::Deadline;
@@ -65,10 +67,10 @@ pub struct AppState {
     pub tokenize: TokenizePool,
     /// Idle time on an open stream before a keep-alive is sent.
     pub keep_alive: Duration,
-    /// Memory limits for buffered responses and echoed prompts.
+    /// Memory limit for buffered responses and echoed prompts.
     pub response_memory: BufferMemory,
     /// Memory limit for request bodies that are being read.
-    pub body_memory: BufferMemory,
+    pub body_memory: BodyMemory,
     /// Stored responses that a later request may continue.
     pub responses: ResponseStore,
     /// Priorities of the objectives that a gateway names.
@@ -174,7 +176,6 @@ async fn check_and_submit(
     request_id: &str,
     record: &mut RequestRecord,
 ) -> Result<StartedRequest, RouterError> {
-    record.sent_by(caller);
     // Before the check, so that a drain waits for every request that passes it, while it waits for admission,
     // too.
     record.in_flight(state.lifetime.work("request"));

@@ -19,10 +19,11 @@ const STORED_BYTES_MAX: usize = 64 << 20;
 /// A response, with the conversation that a later request continues.
 #[derive(Debug, PartialEq, Eq)]
 pub struct StoredResponse {
-    /// All messages up to and including the response's own, without instructions.
-    pub conversation: Vec<ConversationMessage>,
+    /// All messages up to and including the response's own, without instructions. The responses of one
+    /// conversation share them, but each counts their bytes: any of them may be the last that holds them.
+    pub conversation: Vec<Arc<ConversationMessage>>,
     /// The items of the response's own input, as JSON.
-    pub input: String,
+    pub input: Arc<str>,
     /// The response as sent.
     pub json: String,
 }
@@ -30,9 +31,9 @@ pub struct StoredResponse {
 impl StoredResponse {
     fn num_bytes(&self) -> usize {
         let call_bytes = |call: &Value| num_values(call) * size_of::<Value>() + call.to_string().len();
-        let message_bytes = |message: &ConversationMessage| {
+        let message_bytes = |message: &Arc<ConversationMessage>| {
             let ConversationMessage { role, content, name, reasoning_content, tool_calls, tool_call_id } =
-                message;
+                &**message;
             let texts = [content, name, reasoning_content, tool_call_id].into_iter().flatten();
             size_of::<ConversationMessage>()
                 + role.len()
@@ -118,7 +119,7 @@ mod tests {
     use super::*;
 
     fn response(bytes: usize) -> StoredResponse {
-        StoredResponse { conversation: Vec::new(), input: String::new(), json: "x".repeat(bytes) }
+        StoredResponse { conversation: Vec::new(), input: "".into(), json: "x".repeat(bytes) }
     }
 
     #[test]
@@ -149,7 +150,7 @@ mod tests {
         let mut message = ConversationMessage::new("assistant", "x".repeat(100));
         message.tool_calls = vec![json!({ "function": { "arguments": { "x": vec![0; 1_000] } } })];
         message.tool_call_id = Some("x".repeat(200));
-        let stored = StoredResponse { conversation: vec![message], ..response(0) };
+        let stored = StoredResponse { conversation: vec![Arc::new(message)], ..response(0) };
         assert!(stored.num_bytes() > 1_004 * size_of::<Value>() + 300, "{}", stored.num_bytes());
     }
 

@@ -1,21 +1,34 @@
 //! [`AccessLine`]: one line of the log per request, if `--access-log` is set. It has the numbers that
 //! operators sort and sum by, and no text of a prompt or an answer. docs/operating.md lists its fields.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use http::StatusCode;
+use http::{Extensions, HeaderMap, HeaderValue, StatusCode};
+use service::accept::PeerAddress;
 use tracing::span::Id;
 
 use super::Usage;
+use crate::error::clip;
 use crate::metrics::Protocol;
 
 /// Target of the lines, for the filter of `--log`.
 const TARGET: &str = "router::access";
 
+/// Header to which each proxy appends the address of its peer.
+const FORWARDED_FOR: &str = "x-forwarded-for";
+
+/// Maximum size of its text in a line, in bytes: some proxies and a client.
+const FORWARDED_FOR_BYTES_MAX: usize = 256;
+
 /// What is known of a request before it ends.
 #[derive(Debug)]
 pub(super) struct AccessLine {
     request_id: String,
+    /// Who sent the request: the client, or the last proxy; `None` without a listener.
+    peer: Option<SocketAddr>,
+    /// Whom it was sent for, as the peer says: a client may write anything.
+    forwarded_for: Option<String>,
     /// Name of the API key.
     pub(super) key: Option<String>,
     /// As the client named it; only of a model that is served.
@@ -42,9 +55,11 @@ pub(super) struct Ending<'a> {
 }
 
 impl AccessLine {
-    pub(super) fn new(request_id: &str) -> Self {
+    pub(super) fn new(request_id: &str, headers: &HeaderMap, extensions: &Extensions) -> Self {
         Self {
             request_id: request_id.to_owned(),
+            peer: extensions.get::<PeerAddress>().map(|peer| peer.0),
+            forwarded_for: forwarded_for(headers),
             key: None,
             model: None,
             prompt_tokens: None,
@@ -59,6 +74,8 @@ impl AccessLine {
             target: TARGET,
             parent: None::<Id>,
             request_id = self.request_id.as_str(),
+            peer = self.peer.map(tracing::field::display),
+            forwarded_for = self.forwarded_for.as_deref(),
             key = self.key.as_deref(),
             model = self.model.as_deref(),
             protocol = ending.protocol.as_str(),
@@ -73,6 +90,13 @@ impl AccessLine {
             "request"
         );
     }
+}
+
+/// The values of the header; of a long text the middle is left out.
+fn forwarded_for(headers: &HeaderMap) -> Option<String> {
+    let values = headers.get_all(FORWARDED_FOR).into_iter().map(HeaderValue::as_bytes);
+    let values: Vec<_> = values.map(String::from_utf8_lossy).collect();
+    (!values.is_empty()).then(|| clip(&values.join(", "), FORWARDED_FOR_BYTES_MAX).into_owned())
 }
 
 #[cfg(test)]
@@ -98,8 +122,19 @@ mod tests {
     }
 
     #[test]
+    fn a_long_list_of_proxies_loses_its_middle() {
+        let mut headers = HeaderMap::new();
+        headers.append(FORWARDED_FOR, HeaderValue::from_str(&"203.0.113.9, ".repeat(1_000)).unwrap());
+        headers.append(FORWARDED_FOR, HeaderValue::from_static("10.0.0.8"));
+        let kept = forwarded_for(&headers).unwrap();
+        assert_eq!(kept.len(), FORWARDED_FOR_BYTES_MAX);
+        assert!(kept.starts_with("203.0.113.9, 203.") && kept.ends_with(", 10.0.0.8"), "{kept}");
+    }
+
+    #[test]
     fn a_line_has_exactly_these_fields() {
-        let mut line = AccessLine::new("chatcmpl-1");
+        let (mut headers, mut extensions) = (HeaderMap::new(), Extensions::new());
+        let mut line = AccessLine::new("chatcmpl-1", &headers, &extensions);
         let mut ending = Ending {
             protocol: Protocol::Http,
             status: StatusCode::UNAUTHORIZED,
@@ -114,6 +149,11 @@ mod tests {
             "duration_seconds": 0.25,
         });
         assert_eq!(written(&line, &ending), expected);
+        extensions.insert(PeerAddress(SocketAddr::from(([10, 0, 0, 7], 40_000))));
+        for client in ["203.0.113.9", "10.0.0.8"] {
+            headers.append(FORWARDED_FOR, HeaderValue::from_static(client));
+        }
+        line = AccessLine::new("chatcmpl-1", &headers, &extensions);
         line.key = Some("alice".to_owned());
         line.model = Some("demo".to_owned());
         line.prompt_tokens = Some(7);
@@ -122,6 +162,7 @@ mod tests {
         ending.ttft = Some(Duration::from_millis(125));
         let mut expected = json!({
             "level": "INFO", "target": "router::access", "message": "request", "request_id": "chatcmpl-1",
+            "peer": "10.0.0.7:40000", "forwarded_for": "203.0.113.9, 10.0.0.8",
             "key": "alice", "model": "demo", "protocol": "http", "status": 503, "outcome": "unavailable",
             "prompt_tokens": 7, "output_tokens": 2, "ttft_seconds": 0.125, "duration_seconds": 0.25,
         });

@@ -2,7 +2,7 @@
 //! It travels inside the response: dropping it at any point returns the admission permit and counts how the
 //! request ended. Code that answers a request with an error reports it with [`RequestRecord::failed`].
 
-use http::StatusCode;
+use http::{Extensions, HeaderMap, StatusCode};
 use service::metrics::GaugeGuard;
 use service::shutdown::GateGuard;
 use speculation::FinishReason;
@@ -74,8 +74,14 @@ impl RequestRecord {
     }
 
     /// Writes a line about the request when it ends, if `enabled`.
-    pub fn with_access_line(mut self, enabled: bool, request_id: &str) -> Self {
-        self.access = enabled.then(|| Box::new(AccessLine::new(request_id)));
+    pub fn with_access_line(
+        mut self,
+        enabled: bool,
+        request_id: &str,
+        headers: &HeaderMap,
+        extensions: &Extensions,
+    ) -> Self {
+        self.access = enabled.then(|| Box::new(AccessLine::new(request_id, headers, extensions)));
         self
     }
 

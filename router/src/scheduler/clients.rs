@@ -50,6 +50,11 @@ impl Clients {
         Some(client)
     }
 
+    /// Returns the span of the sequence's request.
+    pub(super) fn span(&self, id: SequenceId) -> tracing::Span {
+        self.clients.get(&id).map_or_else(tracing::Span::none, |client| client.span.clone())
+    }
+
     /// Opens the span of a round, if the request is traced.
     pub(super) fn begin_round(&mut self, id: SequenceId, num_draft_tokens: u32) {
         let Some(client) = self.clients.get_mut(&id) else { return };

@@ -14,7 +14,7 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
 use proto::convert::{reply_from_wire, step_to_wire};
 use proto::v1;
-use scheduling::scheduler::events::{ClientEvent, Drain, Frame, NewSequence, Prompt, StepTiming};
+use scheduling::scheduler::events::{ClientEvent, Drain, Frame, NewSequence, Prompt, Report, StepTiming};
 use scheduling::scheduler::lanes::{LaneKey, TemperatureBand};
 use scheduling::scheduler::{Command, Event, Scheduler, SchedulerConfig, WorkerKey};
 use scheduling::target_health::MIN_SILENCE;
@@ -23,6 +23,7 @@ use service::shutdown::Lifetime;
 use speculation::{Role, SequenceId, SequenceSpec};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tracing::Span;
 
 use super::clients::Clients;
 use super::outbox::Outboxes;
@@ -42,6 +43,9 @@ const TIMER_RESET_HORIZON: Duration = Duration::from_secs(1);
 
 /// Timer interval when nothing is due.
 const IDLE_INTERVAL: Duration = Duration::from_secs(3_600);
+
+/// Why a router without a connected target is not ready.
+pub const NO_TARGET: &str = "no target worker is connected";
 
 type Cancelled = Pin<Box<dyn Future<Output = SequenceId> + Send>>;
 
@@ -241,8 +245,10 @@ impl Driver {
         match order {
             Order::Drain(drain, reply_tx) => {
                 let state = self.drain(now, drain);
-                // Before the answer: an operator may ask for the readiness next.
-                self.update_health();
+                if state.is_some() {
+                    // Before the answer: an operator may ask for the readiness next.
+                    self.update_health();
+                }
                 drop(reply_tx.send(state));
             }
             Order::Rollout(order, reply_tx) => {
@@ -309,7 +315,7 @@ impl Driver {
         } else if self.scheduler.has_worker(Role::Target) {
             self.health.set_not_ready("every connected target worker is draining");
         } else {
-            self.health.set_not_ready("no target worker is connected");
+            self.health.set_not_ready(NO_TARGET);
         }
     }
 }
@@ -338,7 +344,14 @@ impl Executor {
                 self.record_event(now, &event);
                 self.clients.push(event);
             }
-            Command::Report(report) => self.reports.report(now, report),
+            Command::Report(report) => {
+                let span = match &report {
+                    // Its log line names the request.
+                    Report::NumericsChanged { id, .. } => self.clients.span(*id),
+                    _ => Span::none(),
+                };
+                span.in_scope(|| self.reports.report(now, report));
+            }
         }
     }
 
@@ -346,12 +359,8 @@ impl Executor {
     fn record_event(&mut self, now: Duration, event: &ClientEvent) {
         match event {
             ClientEvent::Commit(round) => {
-                let commit = &round.commit;
-                self.recorder.record_commit(round.id, commit.token_ids.len());
-                self.reports.on_commit(round.lane, commit);
-                if let Some(source) = round.source {
-                    self.reports.on_lookup_draft(source, commit.num_draft_tokens, commit.num_accepted);
-                }
+                self.recorder.record_commit(round.id, round.commit.token_ids.len());
+                self.reports.on_commit(round);
             }
             ClientEvent::PromptLogprobs(..) => {}
             ClientEvent::Finish(id, ..) => self.recorder.finish(now, *id, "finished"),

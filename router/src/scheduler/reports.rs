@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use scheduling::lookup_rates::LookupSource;
 use scheduling::scheduler::WorkerKey;
-use scheduling::scheduler::events::{Report, WorkerInfo};
+use scheduling::scheduler::events::{CommittedRound, Report, WorkerInfo};
 use scheduling::scheduler::lanes::{LaneId, LaneKey};
-use speculation::sequence::{Commit, TargetFault};
+use speculation::sequence::TargetFault;
+use speculation::{Refusal, RefusalCause};
 
 use crate::metrics::{KvPools, LaneMetrics, RouterMetrics, ShadowMetrics, WorkerMetrics};
 
@@ -55,15 +55,16 @@ impl Reports {
         self.kv_pools.remove_worker(key);
     }
 
-    pub(super) fn on_commit(&mut self, lane: LaneId, commit: &Commit) {
-        if let Some((_, metrics)) = self.lanes.get_mut(lane.0 as usize) {
+    pub(super) fn on_commit(&mut self, round: &CommittedRound) {
+        let commit = &round.commit;
+        if let Some((_, metrics)) = self.lanes.get_mut(round.lane.0 as usize) {
             metrics.count_output_tokens(commit.token_ids.len());
+            metrics.count_round(round.usage.disabled_reason);
             metrics.count_verified_draft(commit.num_draft_tokens, commit.num_accepted);
         }
-    }
-
-    pub(super) fn on_lookup_draft(&self, source: LookupSource, num_draft_tokens: u32, num_accepted: u32) {
-        self.metrics.count_lookup_draft(source, num_draft_tokens, num_accepted);
+        if let Some(source) = round.source {
+            self.metrics.count_lookup_draft(source, commit.num_draft_tokens, commit.num_accepted);
+        }
     }
 
     /// Adds the metrics of a lane, and removes those of the idle lane that it replaces.
@@ -137,15 +138,19 @@ impl Reports {
                 let role = role.as_str();
                 tracing::warn!(role, address, sequences, "worker lost: replaying its sequences");
             }
-            Report::NumericsChanged(id) => tracing::warn!(
+            Report::NumericsChanged { id, earlier, worker, numerics_id } => tracing::warn!(
                 sequence = id.0,
+                address = self.address_of(worker),
+                earlier,
+                numerics_id,
                 "the sequence continues at a target of another numerics class: its text may differ from here on"
             ),
             Report::TargetAssigned { priority, waited } => self.metrics.observe_target_wait(priority, waited),
             Report::WaitingForTarget(count) => self.metrics.set_waiting_for_target(count),
-            Report::Blocks { worker, credit, reserved } => {
+            Report::WorkerChanged { worker, credit, reserved, is_usable } => {
                 if let Some((_, metrics)) = self.workers.get(&worker) {
                     metrics.set_blocks(credit, reserved);
+                    metrics.set_usable(is_usable);
                     self.kv_pools.set_blocks(worker, credit, reserved);
                 }
             }
@@ -171,7 +176,13 @@ impl Reports {
 
     fn target_failed(&mut self, worker: WorkerKey, fault: &TargetFault, is_opened: bool) {
         let address = self.address_of(worker);
-        tracing::warn!(address, %fault, "a sequence failed at its target worker");
+        match fault {
+            // Its reason may quote the output, which logs must not contain.
+            TargetFault::Refused(Refusal { cause: cause @ RefusalCause::Grammar, .. }) => {
+                tracing::warn!(address, ?cause, "a sequence failed at its target worker");
+            }
+            fault => tracing::warn!(address, %fault, "a sequence failed at its target worker"),
+        }
         if is_opened {
             self.metrics.count_target_outage();
             tracing::warn!(
@@ -202,8 +213,29 @@ mod tests {
     use scheduling::scheduler::events::ShadowScored;
     use scheduling::scheduler::lanes::TemperatureBand;
     use service::metrics::{Exposition, Metrics};
+    use speculation::Role;
 
     use super::*;
+
+    #[test]
+    fn a_worker_that_is_avoided_has_a_gauge_of_0_until_it_leaves() {
+        let page = Metrics::new();
+        let mut reports = Reports::new(RouterMetrics::register(&page));
+        let worker = WorkerKey(1);
+        let info = WorkerInfo { address: "http://t:1".to_owned(), ..WorkerInfo::of(Role::Target, "demo") };
+        let usable = |value: &str| {
+            let line = format!("outrider_worker_usable{{role=\"target\",address=\"http://t:1\"}} {value}\n");
+            page.encode(Exposition::Prometheus).contains(&line)
+        };
+        reports.worker_joined(worker, &info);
+        for is_usable in [true, false] {
+            let changed = Report::WorkerChanged { worker, credit: 1, reserved: 0, is_usable };
+            reports.report(Duration::ZERO, changed);
+            assert_eq!((usable("1"), usable("0")), (is_usable, !is_usable));
+        }
+        reports.worker_left(worker);
+        assert!(!usable("0"), "its series is gone");
+    }
 
     #[test]
     fn a_replaced_lane_leaves_no_series_of_shadow_drafts() {

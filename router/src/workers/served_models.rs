@@ -3,9 +3,10 @@
 //! Targets of one model may differ, for instance after a restart with other options or during an update. The
 //! newest connected target determines everything except the window: that is the longest of all connected
 //! targets, because the scheduler assigns a sequence only to a target whose window it fits. A model without
-//! connected targets stays as it was last published.
+//! connected targets stays as it was last published. Nothing tells clients that targets differ, so the log
+//! does.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use proto::v1;
@@ -28,13 +29,14 @@ pub(super) fn asset_hashes(hello: &v1::WorkerHello) -> AssetHashes {
 /// The model of one connected target.
 #[derive(Debug, Clone)]
 pub(super) struct TargetModel {
+    address: String,
     facts: ModelFacts,
     text: Arc<ModelText>,
 }
 
 impl TargetModel {
-    /// Reads the facts from the target's hello; `text` was made from its assets.
-    pub(super) fn new(hello: &v1::WorkerHello, text: Arc<ModelText>) -> Self {
+    /// Reads the facts from the hello of the target at `address`; `text` was made from its assets.
+    pub(super) fn new(address: &str, hello: &v1::WorkerHello, text: Arc<ModelText>) -> Self {
         let facts = ModelFacts {
             id: hello.model_id.clone(),
             numerics_id: hello.numerics_id.clone(),
@@ -43,7 +45,7 @@ impl TargetModel {
             eos_token_ids: hello.eos_token_ids.clone(),
             assets: asset_hashes(hello),
         };
-        Self { facts, text }
+        Self { address: address.to_owned(), facts, text }
     }
 }
 
@@ -56,6 +58,21 @@ struct ModelFacts {
     vocab_size: u32,
     eos_token_ids: Vec<TokenId>,
     assets: AssetHashes,
+}
+
+impl ModelFacts {
+    /// What differs between two targets of a model in such a way that the same request gets different
+    /// answers; empty if nothing does.
+    fn differences(&self, other: &Self) -> String {
+        let mut differences = Vec::new();
+        if self.numerics_id != other.numerics_id {
+            differences.push(format!("numerics_id {} and {}", self.numerics_id, other.numerics_id));
+        }
+        let names: BTreeSet<&String> = self.assets.keys().chain(other.assets.keys()).collect();
+        let differing = names.into_iter().filter(|&name| self.assets.get(name) != other.assets.get(name));
+        differences.extend(differing.cloned());
+        differences.join(", ")
+    }
 }
 
 /// The models of the connected targets, and every model that a target has served here.
@@ -79,8 +96,25 @@ impl ServedModels {
             model.text = text;
         }
         let id = model.facts.id.clone();
+        if let Some((other, differences)) = self.differing(&model) {
+            tracing::warn!(
+                model = id,
+                address = model.address,
+                other,
+                differences,
+                "targets of one model differ: the same seed gives different texts; clients see the numerics_id of the newest"
+            );
+        }
         self.targets.insert(key, model);
         self.publish(&id)
+    }
+
+    /// The newest of the connected targets of the model that differs from this one, by its address, and what
+    /// differs.
+    fn differing(&self, model: &TargetModel) -> Option<(&str, String)> {
+        let of_model = self.targets.values().rev().filter(|target| target.facts.id == model.facts.id);
+        let mut compared = of_model.map(|target| (&*target.address, target.facts.differences(&model.facts)));
+        compared.find(|(_, differences)| !differences.is_empty())
     }
 
     /// Removes a worker, if it is a target. Returns whether the entries changed.
@@ -168,7 +202,7 @@ mod tests {
 
     /// Adds a target; returns whether the entries changed.
     fn join(models: &mut ServedModels, key: u64, hello: &v1::WorkerHello) -> bool {
-        models.join(WorkerKey(key), TargetModel::new(hello, new_text()))
+        models.join(WorkerKey(key), TargetModel::new(&format!("http://t{key}:1"), hello, new_text()))
     }
 
     fn entry(models: &ServedModels) -> Arc<ModelEntry> {
@@ -233,6 +267,33 @@ mod tests {
             assert!(Arc::ptr_eq(&first.text, &entry(&models).text), "{what}");
             assert_eq!(entry(&models).eos_token_ids, first.eos_token_ids, "{what}");
         }
+    }
+
+    #[test]
+    fn a_target_that_answers_differently_is_noticed_and_one_with_another_window_is_not() {
+        let mut models = ServedModels::default();
+        join(&mut models, 1, &hello(512));
+        let differing = |models: &ServedModels, change: Change| {
+            let mut other = hello(256);
+            change(&mut other);
+            let new = TargetModel::new("http://new:1", &other, new_text());
+            let (other, differences) = models.differing(&new)?;
+            Some((other.to_owned(), differences))
+        };
+        assert_eq!(differing(&models, |_| ()), None);
+        assert_eq!(differing(&models, |hello| hello.model_id = "other".to_owned()), None);
+        let found = |other: &str, differences: &str| Some((other.to_owned(), differences.to_owned()));
+        let other_weights: Change = |hello| hello.numerics_id = "n2".to_owned();
+        assert_eq!(differing(&models, other_weights), found("http://t1:1", "numerics_id n1 and n2"));
+        let other_template: Change = |hello| hello.assets[1].sha256 = "cc".to_owned();
+        assert_eq!(differing(&models, other_template), found("http://t1:1", asset::CHAT_TEMPLATE));
+        let no_template: Change = |hello| hello.assets.truncate(1);
+        assert_eq!(differing(&models, no_template), found("http://t1:1", asset::CHAT_TEMPLATE));
+        join(&mut models, 2, &hello(512));
+        assert_eq!(differing(&models, no_template), found("http://t2:1", asset::CHAT_TEMPLATE));
+        models.leave(WorkerKey(1));
+        models.leave(WorkerKey(2));
+        assert_eq!(differing(&models, other_weights), None, "nobody else is connected");
     }
 
     #[test]

@@ -1,12 +1,7 @@
-//! A whole response counts as buffered until its body has been sent or dropped, in every API, and a request's
-//! body while it is read.
-
-use std::convert::Infallible;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+//! A whole response counts as buffered until its body has been sent or dropped, in every API.
 
 use axum::body::Body;
-use futures::{StreamExt as _, stream};
+use futures::StreamExt as _;
 use http::Request;
 use router::error::RouterError;
 use router::pipeline::buffer_memory::{
@@ -103,26 +98,56 @@ async fn events_that_wait_for_the_scored_prompt_count() {
     assert_eq!(reserve_all(&router), Ok(()));
 }
 
-/// The events at the end of a streamed response repeat its log probabilities.
+/// The events at the end of a streamed response repeat its log probabilities if there is memory for them. The
+/// response ends as its text does in any case.
 #[tokio::test]
-async fn log_probabilities_of_a_streamed_response_count() {
-    let router = TestRouter::start().with_reply(" fine");
-    let all = all_of(&router.state.response_memory).unwrap();
-    let last_event = async |include: Value| {
-        let body = json!({ "model": MODEL, "input": "hi", "stream": true, "include": include });
+async fn log_probabilities_are_repeated_while_memory_is_left() {
+    let router = TestRouter::start().with_reply(" fine and more");
+    let ask = async |max_output_tokens: u32| {
+        let include = ["message.output_text.logprobs"];
+        let body = json!({
+            "model": MODEL, "input": "hi", "seed": 7, "stream": true, "include": include, "top_logprobs": 2,
+            "max_output_tokens": max_output_tokens,
+        });
         let answer = router.post("/v1/responses", body.to_string()).await;
-        let data =
-            answer.text().lines().rev().find_map(|line| line.strip_prefix("data: ").map(str::to_owned));
-        serde_json::from_str::<Value>(&data.unwrap()).unwrap()
+        let data = answer.text().lines().filter_map(|line| line.strip_prefix("data: "));
+        data.map(|data| serde_json::from_str::<Value>(data).unwrap()).collect::<Vec<Value>>()
     };
-    let failed = last_event(json!(["message.output_text.logprobs"])).await;
-    assert_eq!(failed["type"], "response.failed");
-    let message = failed["response"]["error"]["message"].as_str().unwrap();
-    assert!(message.contains("the memory for buffered responses"), "{message}");
-    assert_eq!(last_event(json!([])).await["type"], "response.completed");
-    drop(all);
-    assert_eq!(last_event(json!(["message.output_text.logprobs"])).await["type"], "response.completed");
-    assert_eq!(reserve_all(&router), Ok(()));
+    let scores_of_deltas = |events: &[Value]| -> Vec<Value> {
+        let lists = events.iter().filter(|event| event["type"] == "response.output_text.delta");
+        lists.flat_map(|event| event["logprobs"].as_array().unwrap().clone()).collect()
+    };
+    let last_scores = |events: &[Value]| -> Vec<Value> {
+        let [.., text, content, item, whole] = events else { panic!("{events:?}") };
+        vec![
+            text["logprobs"].clone(),
+            content["part"]["logprobs"].clone(),
+            item["item"]["content"][0]["logprobs"].clone(),
+            whole["response"]["output"][0]["content"][0]["logprobs"].clone(),
+        ]
+    };
+    for (max_output_tokens, end) in [(64, "response.completed"), (3, "response.incomplete")] {
+        let complete = ask(max_output_tokens).await;
+        let scores = scores_of_deltas(&complete);
+        assert!(scores.len() >= 3 && scores.iter().all(|entry| entry["token"].is_string()), "{scores:?}");
+        assert_eq!(last_scores(&complete), vec![json!(scores); 4]);
+        // Too little for the first token, or for a later one.
+        for num_free in [0, 1_024, 2_048] {
+            let mut held = all_of(&router.state.response_memory).unwrap();
+            held.pop();
+            let mut rest = router.state.response_memory.reserve();
+            rest.grow(RESPONSE_BYTES_MAX - num_free).unwrap();
+            let events = ask(max_output_tokens).await;
+            assert_eq!(events.last().unwrap()["type"], end, "{num_free}");
+            assert_eq!(scores_of_deltas(&events), scores, "{num_free}");
+            assert_eq!(last_scores(&events), vec![json!([]); 4], "{num_free}");
+            let id = events.last().unwrap()["response"]["id"].as_str().unwrap();
+            drop((held, rest));
+            let stored = router.get(&format!("/v1/responses/{id}")).await.json();
+            assert_eq!(stored, events.last().unwrap()["response"]);
+        }
+        assert_eq!(reserve_all(&router), Ok(()));
+    }
 }
 
 #[tokio::test]
@@ -154,46 +179,4 @@ async fn a_stored_response_counts_while_it_is_read() {
     assert_eq!(router.get(&path).await.status, 429);
     drop(all);
     assert_eq!(router.get(&path).await.json(), stored);
-}
-
-#[tokio::test]
-async fn bodies_that_are_being_read_have_a_limit_together() {
-    let router = TestRouter::start().with_reply(" fine");
-    let message = json!({ "role": "user", "content": "hi" });
-    let bodies = [
-        ("/v1/chat/completions", json!({ "model": MODEL, "messages": [message] })),
-        ("/v1/responses", json!({ "model": MODEL, "input": "hi" })),
-        ("/v1/messages", json!({ "model": MODEL, "messages": [message], "max_tokens": 9 })),
-        ("/tokenize", json!({ "model": MODEL, "prompt": "hi" })),
-    ];
-    let all = all_of(&router.state.body_memory).unwrap();
-    for (path, body) in &bodies {
-        let refused = router.post_json(path, body).await;
-        assert_eq!(refused.status, 429, "{path}");
-        assert_eq!(refused.headers["retry-after"], "1", "{path}");
-        assert!(refused.text().contains("the memory for request bodies is full"), "{}", refused.text());
-    }
-    drop(all);
-    for (path, body) in &bodies {
-        assert_eq!(router.post_json(path, body).await.status, 200, "{path}");
-        assert!(all_of(&router.state.body_memory).is_ok(), "{path}: a body that was read no longer counts");
-    }
-}
-
-/// A client that is still writing when its connection closes would not read the answer.
-#[tokio::test]
-async fn a_body_that_finds_no_memory_is_still_read_to_its_end() {
-    let router = TestRouter::start();
-    let all = all_of(&router.state.body_memory).unwrap();
-    let num_read = Arc::new(AtomicUsize::new(0));
-    let counter = Arc::clone(&num_read);
-    let parts = stream::iter(["{\"model\": \"m\"", ", \"prompt\"", ": \"x\"}"]).map(move |part| {
-        counter.fetch_add(1, Ordering::Relaxed);
-        Ok::<_, Infallible>(part)
-    });
-    let request = Request::post("/v1/completions").header("content-type", "application/json");
-    let refused = router.send(request.body(Body::from_stream(parts)).unwrap()).await;
-    assert_eq!((refused.status.as_u16(), num_read.load(Ordering::Relaxed)), (429, 3), "{}", refused.text());
-    drop(all);
-    assert!(all_of(&router.state.body_memory).is_ok(), "what it reserved is free again");
 }

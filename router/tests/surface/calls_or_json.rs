@@ -2,9 +2,9 @@
 
 use grammar::{Compiler, Grammar, GrammarKind, Vocabulary};
 use serde_json::{Value, json};
-use text::{Framing, asset};
+use text::Framing;
 
-use crate::client::{CHAT, END, MODEL, TestRouter, demo_text, merged, model_file};
+use crate::client::{CHAT, END, MODEL, TestRouter, demo_text, merged};
 use crate::tools::{TEMPLATE, router_with, weather};
 
 /// Describes calls as Llama 3's do.
@@ -31,8 +31,8 @@ fn body(fields: Value) -> Value {
 
 /// Whether a grammar matches this text.
 pub(crate) fn matches(grammar: &str, text: &str) -> bool {
-    let vocabulary = String::from_utf8(model_file(asset::TOKENIZER)).unwrap();
-    let compiler = Compiler::new(&Vocabulary::from_tokenizer_json(&vocabulary).unwrap()).unwrap();
+    let words = demo_text().vocabulary().marked().unwrap();
+    let compiler = Compiler::new(&Vocabulary::from_words(words)).unwrap();
     let mut matcher = compiler.compile(&Grammar::from_wire(grammar).unwrap()).unwrap();
     let ids = demo_text().encode(text, Framing::AsIs).unwrap();
     let masks = matcher.masks(&[], &ids, &[END]).unwrap();

@@ -23,6 +23,7 @@ use router::console::console_app;
 use router::console::pair::PairCheck;
 use router::metrics::RouterMetrics;
 use router::pipeline::AppState;
+use router::pipeline::body_memory::BodyMemory;
 use router::pipeline::buffer_memory::BufferMemory;
 use router::pipeline::response_store::ResponseStore;
 use router::request::Auth;
@@ -166,8 +167,8 @@ impl TestRouter {
             request_log: None,
             access_log: false,
             keep_alive: KEEP_ALIVE,
-            response_memory: BufferMemory::of_responses(),
-            body_memory: BufferMemory::of_request_bodies(),
+            response_memory: BufferMemory::default(),
+            body_memory: BodyMemory::default(),
             responses: ResponseStore::default(),
             lifetime,
         };
@@ -260,6 +261,7 @@ impl TestRouter {
         let answer = self.post_json(path, body).await;
         assert_eq!(answer.status, 200, "{body}: {}", answer.text());
         assert_eq!(answer.headers["content-type"], "text/event-stream");
+        assert_eq!(answer.headers["x-accel-buffering"], "no", "nginx passes each event on at once");
         answer.events()
     }
 

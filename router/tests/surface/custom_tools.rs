@@ -26,6 +26,22 @@ fn request(fields: Value) -> Value {
 }
 
 #[tokio::test]
+async fn chat_refuses_custom_tools_with_the_endpoint_that_has_them() {
+    let router = router_with(TEMPLATE).with_reply(" fine");
+    let custom =
+        json!({ "type": "custom", "custom": { "name": "apply_patch", "format": { "type": "text" } } });
+    let messages = json!([{ "role": "user", "content": "hi" }]);
+    let refused =
+        router.post_json(CHAT, &json!({ "model": MODEL, "messages": messages, "tools": [custom] })).await;
+    let error = json!({
+        "message": "tools[0].type must be `function`: custom tools are supported by /v1/responses only, other tools \
+                    are not",
+        "type": "invalid_request_error", "param": "tools[0].type", "code": null,
+    });
+    assert_eq!((refused.status.as_u16(), &refused.json()["error"]), (400, &error));
+}
+
+#[tokio::test]
 async fn the_model_sees_a_function_with_a_text() {
     let router = router_with(TEMPLATE).with_reply(" fine");
     let parameters = json!({

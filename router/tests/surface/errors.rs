@@ -407,6 +407,8 @@ async fn nested_and_repeated_fields_are_named_with_their_path() {
     for (body, param) in [
         (r#"{"model": "org/demo", "speculation": {"speed": 1}}"#, "speculation.speed"),
         (r#"{"messages": [{"role": "user", "content": "x", "colour": 1}]}"#, "messages[0].colour"),
+        (r#"{"messages": [{"role": "assistant", "content": "x", "prefix": true}]}"#, "messages[0].prefix"),
+        (r#"{"messages": [{"role": "assistant", "content": "x", "partial": true}]}"#, "messages[0].partial"),
         (r#"{"colour": 1}"#, "colour"),
         (r#"{"model": "a", "model": "b"}"#, "model"),
         (

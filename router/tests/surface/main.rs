@@ -10,6 +10,7 @@ mod anthropic;
 mod bad_constraints;
 mod bad_input;
 mod behaviour;
+mod body_memory;
 mod buffered_responses;
 mod calls_or_json;
 mod client;

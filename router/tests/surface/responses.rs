@@ -1,5 +1,7 @@
 //! OpenAI's responses: format, streaming, storage and refused input.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use crate::calls_or_json::submitted_schema;
@@ -107,6 +109,12 @@ async fn a_response_continues_an_earlier_one() {
         prompt,
         "the same as the whole conversation without instructions"
     );
+
+    // The messages of a conversation are stored once.
+    let stored = |response: &Value| router.state.responses.get(0, response["id"].as_str().unwrap()).unwrap();
+    let (before, after) = (stored(&first), stored(&second));
+    assert_eq!((before.conversation.len(), after.conversation.len()), (2, 4));
+    assert!(before.conversation.iter().zip(&after.conversation).all(|(one, other)| Arc::ptr_eq(one, other)));
 
     let third = request(json!({ "input": "again", "previous_response_id": second["id"], "stream": true }));
     let last = events(&router, &third).await.pop().unwrap();

@@ -158,8 +158,9 @@ impl DraftLength {
         self.outlook = outlook;
     }
 
-    /// How lanes draft: the joint choice if no lane is slower by it than alone, else one token each if all are
-    /// faster by it, else separately. They go on with either until a lane is clearly slower.
+    /// How lanes draft: the joint choice if no lane is slower by it than alone, else one token each if all
+    /// are faster by it, else separately. They go on with either of the first two until a lane is clearly
+    /// slower.
     fn next_drafting(&self, others: &JointLoad) -> Drafting {
         let loss_max = match self.drafting {
             Drafting::Joint => self.rules.unconfirmed_hysteresis,

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use speculation::acceptance::finish_reason;
+use speculation::acceptance::{ends_draft, finish_reason};
 use speculation::cached_sequence::CachedSequence;
 use speculation::tree::{Candidates, with_leaves};
 use speculation::{Draft, Proposal, ReplyBody, Role, SequenceSpec, Step, TokenId, TokenSpan, Work};
@@ -174,7 +174,7 @@ impl SequenceOutputs<'_> {
         let Work::Propose { num_draft_tokens, num_tree_tokens } = at.step.work else { return None };
         let (start, drafted) = (at.step.start(), &at.drafted.token_ids);
         let num_drafted = drafted.len() as u32;
-        let stopped = drafted.last().is_some_and(|id| self.spec.stop_token_ids.contains(id));
+        let stopped = drafted.last().is_some_and(|id| ends_draft(&self.spec, *id));
         if num_drafted < num_draft_tokens && !stopped && start + num_drafted < self.spec.max_len {
             return None;
         }

@@ -274,8 +274,13 @@ impl SchedulerState {
             };
         };
         let numerics_id = workers.get(reservation.key).map(|worker| worker.info.numerics_id.clone());
-        if active.numerics_id.is_some() && active.numerics_id != numerics_id {
-            self.commands.push(Command::Report(Report::NumericsChanged(active.id)));
+        if let (Some(earlier), Some(numerics_id)) = (&active.numerics_id, &numerics_id)
+            && earlier != numerics_id
+        {
+            let (earlier, numerics_id) = (earlier.clone(), numerics_id.clone());
+            let (id, worker) = (active.id, reservation.key);
+            let report = Report::NumericsChanged { id, earlier, worker, numerics_id };
+            self.commands.push(Command::Report(report));
         }
         if active.numerics_id.is_none() {
             active.expires_at = None;

@@ -2,7 +2,7 @@
 
 /// Why the latest round of a sequence has no draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum DisabledReason {
+pub enum DisabledReason {
     /// The request refuses drafts.
     Request,
     /// The operator's maximum draft length for the task type is 0, or the draft length is fixed at 0.
@@ -22,8 +22,20 @@ pub(super) enum DisabledReason {
 }
 
 impl DisabledReason {
-    /// Name in usage, traces and reports.
-    pub(super) fn as_str(self) -> &'static str {
+    /// All variants.
+    pub const ALL: [Self; 8] = [
+        Self::Request,
+        Self::Policy,
+        Self::DraftRefused,
+        Self::NoDraftWorker,
+        Self::DraftSilent,
+        Self::DoesNotPay,
+        Self::LaneMaxBatch,
+        Self::LaneMinAcceptance,
+    ];
+
+    /// Name in usage, traces, metrics and reports.
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Request => "request",
             Self::Policy => "policy",

@@ -385,7 +385,16 @@ pub enum Report {
         sequences: usize,
     },
     /// A sequence moved to a target of another numerics class; its further text may differ.
-    NumericsChanged(SequenceId),
+    NumericsChanged {
+        /// The sequence.
+        id: SequenceId,
+        /// Class of its earlier target.
+        earlier: String,
+        /// Its new target.
+        worker: WorkerKey,
+        /// Class of that.
+        numerics_id: String,
+    },
     /// A sequence was assigned a target.
     TargetAssigned {
         /// Its priority; lower is more urgent.
@@ -395,14 +404,17 @@ pub enum Report {
     },
     /// Number of sequences that wait for a target with capacity.
     WaitingForTarget(usize),
-    /// A worker's KV blocks.
-    Blocks {
+    /// A worker's KV blocks or usability changed.
+    WorkerChanged {
         /// The worker.
         worker: WorkerKey,
-        /// Blocks that this router may reserve.
+        /// KV blocks that this router may reserve.
         credit: u64,
-        /// Blocks that this router has reserved.
+        /// KV blocks that this router has reserved.
         reserved: u64,
+        /// Whether it is used like others of its role. A target is not while it is avoided, nor is a draft
+        /// worker that is silent, or that can be paired with none of the connected targets.
+        is_usable: bool,
     },
     /// A shadow draft's proposal was compared with the committed tokens.
     ShadowScored(ShadowScored),

@@ -34,10 +34,12 @@ impl SchedulerState {
     /// it or has moved to another worker.
     pub(super) fn on_draft_answer(&mut self, key: WorkerKey) {
         let Some(worker) = self.workers.get_mut(key) else { return };
-        if worker.draft_health.is_silent() {
+        let was_silent = worker.draft_health.is_silent();
+        worker.draft_health.answered(self.now);
+        if was_silent {
+            self.workers.health_changed(key);
             self.commands.push(Command::Report(Report::DraftWorkerRecovered(key)));
         }
-        worker.draft_health.answered(self.now);
     }
 
     /// Learns the round-trip time of a reply, and the network's part of it.
@@ -142,7 +144,9 @@ impl SchedulerState {
             return;
         };
         if worker.draft_health.deadline_missed(requested_at, now) {
-            let report = Report::DraftWorkerSilent { worker: worker.key, waited: now - requested_at };
+            let worker = worker.key;
+            self.workers.health_changed(worker);
+            let report = Report::DraftWorkerSilent { worker, waited: now - requested_at };
             self.commands.push(Command::Report(report));
         }
     }

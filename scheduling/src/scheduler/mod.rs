@@ -50,6 +50,7 @@ use speculation::sequence::{Event as SequenceEvent, Shadow};
 use speculation::{Reply, Role, SequenceId};
 
 use self::active::ActiveSequence;
+pub use self::disabled_reason::DisabledReason;
 pub use self::events::{Command, Event, WorkerKey};
 use self::events::{Frame, NewSequence, Report, SequenceFailure, StepTiming};
 use self::policy::PolicyConfig;
@@ -170,7 +171,7 @@ impl Scheduler {
         self.begin_rounds();
         let SchedulerState { workers, lanes, commands, .. } = &mut self.state;
         commands.extend(workers.headrooms(lanes).into_iter().map(Command::Report));
-        commands.extend(workers.take_changed_blocks().map(Command::Report));
+        commands.extend(workers.take_changed().map(Command::Report));
         commands.extend(workers.take_idle_unlisted().into_iter().map(Command::Disconnect));
     }
 

@@ -49,6 +49,8 @@ pub struct WorkerReport {
     pub address: String,
     /// Model that it serves.
     pub model: String,
+    /// Its numerics class: targets of one class compute results that are equal bit for bit.
+    pub numerics_id: String,
     /// Task types that it is meant for; empty: all.
     pub task_types: Vec<String>,
     /// Sequences assigned to it.
@@ -101,6 +103,7 @@ impl SchedulerState {
             role: worker.info.role,
             address: worker.info.address.clone(),
             model: worker.info.model_id.clone(),
+            numerics_id: worker.info.numerics_id.clone(),
             task_types: worker.info.task_types.clone(),
             sequences: worker.load,
             shadowed: worker.shadows,

@@ -127,8 +127,7 @@ impl SchedulerState {
         failures.reason = Some(fault.clone());
         let now = self.now;
         // Any client could open breakers with grammars and long sequences.
-        let is_opened = fault.is_failure()
-            && self.workers.get_mut(key).is_some_and(|worker| worker.target_health.failed(now));
+        let is_opened = fault.is_failure() && self.workers.failed(key, now);
         self.commands.push(Command::Report(Report::TargetFailed { worker: key, fault, is_opened }));
     }
 

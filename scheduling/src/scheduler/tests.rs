@@ -374,7 +374,7 @@ impl World {
         match report {
             Report::LaneOpened(..)
             | Report::DraftLength(..)
-            | Report::Blocks { .. }
+            | Report::WorkerChanged { .. }
             | Report::Headroom { .. } => String::new(),
             Report::WaitingForTarget(0) => String::new(),
             Report::WaitingForTarget(count) => format!("{count} wait for a target"),
@@ -408,7 +408,7 @@ impl World {
                 format!("shadow {draft} dropped: {}", reason.as_str())
             }
             Report::RolloutEnded { draft, stage, moved } => format!("{draft} is {stage:?}: {moved} move"),
-            Report::NumericsChanged(id) => format!("{} changes numerics", self.name_of_sequence(*id)),
+            Report::NumericsChanged { id, .. } => format!("{} changes numerics", self.name_of_sequence(*id)),
         }
     }
 

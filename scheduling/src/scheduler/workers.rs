@@ -2,6 +2,7 @@
 //! reserved there, and the cost of their steps.
 
 mod capacity;
+mod changes;
 mod draining;
 mod headroom;
 mod health;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use speculation::{Role, SequenceId};
 
 use self::draining::Draining;
-use super::events::{Report, WorkerInfo, WorkerKey};
+use super::events::{WorkerInfo, WorkerKey};
 use super::lanes::{LaneId, LaneWorkers};
 use super::placement::{Candidate, choose_draft};
 use crate::cost::{MAX_REPORTED, StepTimes, WorkerCost};
@@ -138,7 +139,7 @@ pub(super) struct Workers {
     unlisted: BTreeSet<WorkerKey>,
     /// Latest time for the next call of [`Workers::newly_silent`]; may be early.
     pub(super) next_check: Option<Duration>,
-    /// Workers whose block counts changed since they were last reported.
+    /// Workers whose block counts or usability may have changed since they were last reported.
     changed: BTreeSet<WorkerKey>,
     /// The draft worker that left last, kept for its cost when the pool is empty.
     pub(super) last_draft: Option<(WorkerInfo, WorkerCost)>,
@@ -152,6 +153,8 @@ impl Workers {
         let crashes = self.crashes.get(&info.address).copied().unwrap_or(0);
         if info.role == Role::Target {
             self.targets.entry(info.model_id.clone()).or_default().insert(key);
+            // Some may fit this target only.
+            self.changed.extend(&self.drafts);
         } else {
             self.drafts.insert(key);
             self.draft_changes += 1;
@@ -199,6 +202,7 @@ impl Workers {
             if targets.is_empty() {
                 self.targets.remove(&info.model_id);
             }
+            self.changed.extend(&self.drafts);
         }
         Some(info)
     }
@@ -338,15 +342,6 @@ impl Workers {
             self.changed.insert(key);
             self.draft_changes += u64::from(self.drafts.contains(&key));
         }
-    }
-
-    /// Returns the block counts that changed since the last call.
-    pub(super) fn take_changed_blocks(&mut self) -> impl Iterator<Item = Report> {
-        let changed = std::mem::take(&mut self.changed).into_iter();
-        changed.filter_map(|key| {
-            let worker = self.workers.get(&key)?;
-            Some(Report::Blocks { worker: key, credit: worker.credit, reserved: worker.reserved })
-        })
     }
 
     fn reserve(&mut self, key: WorkerKey, request: &PlacementRequest<'_>) -> Option<Reservation> {

@@ -16,8 +16,8 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval of HTTP/2 pings, and timeout for the reply.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
-/// Maximum value of a timeout.
-const SECONDS_MAX: u64 = 86_400;
+/// Maximum value of a timeout, and of the age of a connection.
+pub const SECONDS_MAX: u64 = 86_400;
 
 /// Flags of a process with listeners.
 #[derive(Debug, Clone, Default, clap::Args, Serialize)]
@@ -88,6 +88,8 @@ pub struct Timeouts {
     pub write: Duration,
     /// Interval and timeout of HTTP/2 pings.
     pub keep_alive: Duration,
+    /// Age of an HTTP/2 connection, at most, at which the client is asked to open another; `None`: never.
+    pub max_age: Option<Duration>,
 }
 
 impl RawListener {
@@ -116,12 +118,18 @@ impl RawListener {
                 idle: seconds("idle_timeout_seconds", self.idle_timeout_seconds),
                 write: seconds("write_timeout_seconds", self.write_timeout_seconds),
                 keep_alive: KEEP_ALIVE,
+                max_age: None,
             },
         }
     }
 }
 
 impl ListenerConfig {
+    /// Asks HTTP/2 clients to connect again at this age of a connection, or up to 10% earlier.
+    pub fn with_max_age(self, max_age: Option<Duration>) -> Self {
+        Self { timeouts: Timeouts { max_age, ..self.timeouts }, ..self }
+    }
+
     /// Settings for the operators' address: a few connections that clients cannot use up.
     pub fn for_admin(&self) -> Self {
         let most = descriptors::ADMIN_CONNECTIONS;

@@ -2,10 +2,12 @@
 //!
 //! A connection is closed when no complete request head arrives within the header timeout, when there is no
 //! request for the idle timeout, or when a response is not read for the write timeout (HTTP/2: only that
-//! response is ended). A process that leaves asks its peers to connect elsewhere, and waits for responses in
+//! response is ended). An HTTP/2 client is asked to connect again when its connection is old, if there is a
+//! maximum age. A process that leaves asks its peers to connect elsewhere, and waits for responses in
 //! flight.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +22,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
+use super::PeerAddress;
 use super::config::Timeouts;
 use super::monitor::{CloseReason, ConnectionAction, ConnectionMonitor};
 use super::request_body::RequestBody;
@@ -67,8 +70,15 @@ where
     }
 }
 
-/// Serves a connection, which was accepted at this time, until it ends.
-pub(super) async fn serve<I>(io: I, setup: ConnectionSetup, accepted: Instant) -> CloseReason
+/// A connection's peer, and when it connected.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Accepted {
+    pub(super) peer: SocketAddr,
+    pub(super) at: Instant,
+}
+
+/// Serves a connection until it ends.
+pub(super) async fn serve<I>(io: I, setup: ConnectionSetup, accepted: Accepted) -> CloseReason
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -77,13 +87,14 @@ where
     let io = TokioIo::new(WriteTimeout::new(io, timeouts.write, Arc::clone(&state.written)));
     let (app, of_requests) = (TowerToHyperService::new(setup.app.clone()), Arc::clone(&state));
     let lifetime = setup.lifetime.clone();
-    let service = service_fn(move |request| {
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(PeerAddress(accepted.peer));
         let state = Arc::clone(&of_requests);
         answer(app.clone(), state, lifetime.clone(), timeouts.body, request)
     });
     let builder = builder(&setup);
     let mut connection = Box::pin(builder.serve_connection(io, service));
-    let mut monitor = ConnectionMonitor::new(state, timeouts, accepted);
+    let mut monitor = ConnectionMonitor::new(state, timeouts, accepted.peer, accepted.at);
     loop {
         let event = OnWake::new(monitor.next_event(setup.lifetime.clone()));
         tokio::select! {

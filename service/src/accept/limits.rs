@@ -97,7 +97,7 @@ impl Drop for ConnectionPermit {
 }
 
 /// Groups addresses by peer: a single host usually has a whole IPv6 /64 network.
-fn peer_of(address: IpAddr) -> IpAddr {
+pub(super) fn peer_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from(u128::from(v6) >> 64 << 64)),
         v4 => v4,

@@ -1,10 +1,11 @@
 //! Listeners: bound ports and the connections they accept. All ports of all processes are served here, so
-//! that the same rules apply everywhere: TLS if configured, limits on the number of connections (`limits`),
-//! timeouts (`monitor`), sockets that send without delay and detect dead peers (`socket`), and a pause
-//! when the process runs out of file descriptors.
+//! that the same rules apply everywhere: TLS if configured (`handshake`), limits on the number of connections
+//! (`limits`), timeouts (`monitor`), sockets that send without delay and detect dead peers (`socket`), and a
+//! pause when the process runs out of file descriptors.
 
 mod config;
 mod connection;
+mod handshake;
 mod limits;
 mod metrics;
 mod monitor;
@@ -26,16 +27,16 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use tonic::service::Routes;
 
-pub use self::config::{ListenerConfig, ListenerFlags, RawListener, Timeouts};
+pub use self::config::{ListenerConfig, ListenerFlags, RawListener, SECONDS_MAX, Timeouts};
 pub use self::limits::Connections;
 pub use self::request_body::BodyTimedOut;
 pub use self::response::ResponseHandle;
 
-use self::connection::{ConnectionSetup, Protocol, serve};
-use self::monitor::CloseReason;
+use self::connection::{Accepted, ConnectionSetup, Protocol, serve};
+use self::handshake::Handshakes;
 use self::outage::AcceptOutage;
 use self::reserve_descriptor::ReserveDescriptor;
 use crate::descriptors;
@@ -50,11 +51,16 @@ pub async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
 }
 
+/// The address of the peer that sent a request, in the request's extensions. Behind a proxy it is the
+/// proxy's.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerAddress(pub SocketAddr);
+
 /// A bound port that is not served yet.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
-    tls: Option<ServerTls>,
+    tls: Option<Handshakes>,
     connections: Connections,
     reserve: Option<ReserveDescriptor>,
 }
@@ -62,7 +68,7 @@ pub struct Listener {
 impl Listener {
     /// Creates a listener, plain or with TLS, whose connections count towards `connections`.
     pub fn new(socket: TcpListener, tls: Option<ServerTls>, connections: &Connections) -> Self {
-        Self { socket, tls, connections: connections.clone(), reserve: None }
+        Self { socket, tls: tls.map(Handshakes::new), connections: connections.clone(), reserve: None }
     }
 
     /// Reserves a descriptor, so that one connection at a time is accepted even when the process has none
@@ -142,44 +148,21 @@ impl Listener {
             }
         };
         let (metrics, tls, setup) = (self.connections.metrics.clone(), self.tls.clone(), setup.clone());
-        let (reserve, accepted) = (self.reserve.clone(), Instant::now());
+        let reserve = self.reserve.clone();
+        let accepted = Accepted { peer, at: Instant::now() };
         let lifetime = setup.lifetime.clone();
         lifetime.spawn("connection", async move {
             let (_permit, _open) = (permit, metrics.opened(name));
             socket::prepare(&connection, setup.timeouts.write);
             let reason = match tls {
                 None => serve(connection, setup, accepted).await.as_str(),
-                Some(tls) => serve_tls((connection, accepted), &tls, setup).await,
+                Some(tls) => tls.serve((connection, accepted), name, setup).await,
             };
             metrics.closed(name, reason);
             if let Some(reserve) = reserve {
                 reserve.reacquire();
             }
         });
-    }
-}
-
-/// Performs the TLS handshake, then serves the connection; returns why it ended.
-async fn serve_tls(
-    (connection, accepted): (TcpStream, Instant),
-    tls: &ServerTls,
-    setup: ConnectionSetup,
-) -> &'static str {
-    let handshake = timeout_at(accepted + setup.timeouts.header, tls.acceptor().accept(connection));
-    let shaken = tokio::select! {
-        biased;
-        // The process stops: nothing was requested yet.
-        () = setup.lifetime.cancelled() => return CloseReason::Stopped.as_str(),
-        // The handshake ended, or takes too long.
-        shaken = handshake => shaken,
-    };
-    match shaken {
-        Ok(Ok(connection)) => serve(connection, setup, accepted).await.as_str(),
-        Ok(Err(error)) => {
-            tracing::debug!(%error, "no TLS connection came about");
-            "tls"
-        }
-        Err(_) => CloseReason::HeaderTimeout.as_str(),
     }
 }
 

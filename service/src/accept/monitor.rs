@@ -2,6 +2,8 @@
 //! connection ends. The connection's task (`connection`) does the I/O.
 
 use std::error::Error;
+use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -17,6 +19,9 @@ const DELIVERING_BYTES: u64 = 64 << 10;
 
 /// Time for a connection to end after it was told to.
 const CLOSE_GRACE: Duration = Duration::from_secs(3);
+
+/// A connection is old before the maximum age by at most this part of it.
+const AGE_SPREAD: f64 = 0.1;
 
 /// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +76,8 @@ pub(super) struct ConnectionMonitor {
     timeouts: Timeouts,
     /// When the peer connected; a TLS handshake is part of its time.
     accepted: Instant,
+    /// When an HTTP/2 client is asked to open another connection; `None`: never.
+    old_at: Option<Instant>,
     /// Bytes written, and the time, when an idle peer was last seen to be still receiving.
     delivering: (u64, Instant),
     leaving: bool,
@@ -83,12 +90,18 @@ pub(super) struct ConnectionMonitor {
 }
 
 impl ConnectionMonitor {
-    /// Monitors a connection that was accepted at this time.
-    pub(super) fn new(state: Arc<ConnectionState>, timeouts: Timeouts, accepted: Instant) -> Self {
+    /// Monitors a connection of this peer that was accepted at this time.
+    pub(super) fn new(
+        state: Arc<ConnectionState>,
+        timeouts: Timeouts,
+        peer: SocketAddr,
+        accepted: Instant,
+    ) -> Self {
         Self {
             state,
             timeouts,
             accepted,
+            old_at: timeouts.max_age.map(|max_age| accepted + age_of(peer, max_age)),
             delivering: (0, accepted),
             leaving: false,
             draining: false,
@@ -136,11 +149,19 @@ impl ConnectionMonitor {
         if let Some((at, _)) = self.end_at {
             return at;
         }
-        match self.state.traffic() {
-            Traffic { any_begun: false, .. } => self.accepted + self.timeouts.header,
+        let old_at = self.old_at().filter(|_| !self.closing);
+        let check_at = match self.state.traffic() {
+            Traffic { any_begun: false, .. } => return self.accepted + self.timeouts.header,
             Traffic { idle_since: Some(since), .. } => self.idle_from(since) + self.timeouts.idle,
             Traffic { idle_since: None, .. } => now + self.timeouts.write / 2,
-        }
+        };
+        old_at.map_or(check_at, |old_at| check_at.min(old_at))
+    }
+
+    /// When the client is asked to open another connection: over HTTP/1 never, because a client that sends
+    /// its next request at that moment would lose it.
+    fn old_at(&self) -> Option<Instant> {
+        self.old_at.filter(|_| !self.state.is_http1())
     }
 
     fn idle_from(&self, since: Instant) -> Instant {
@@ -182,7 +203,8 @@ impl ConnectionMonitor {
         }
         // Before the first request has been answered, the peer is not told to close.
         let may_close = self.state.traffic().any_begun || self.stopped;
-        let must_close = self.draining || self.stopped || (self.leaving && !self.state.is_http1());
+        let is_old = self.old_at().is_some_and(|old_at| now >= old_at);
+        let must_close = self.draining || self.stopped || is_old || (self.leaving && !self.state.is_http1());
         if may_close && must_close { self.close() } else { ConnectionAction::Continue }
     }
 
@@ -217,8 +239,16 @@ impl ConnectionMonitor {
     }
 }
 
+/// The age at which a connection of this peer is old. Peers differ, so that connections that were opened
+/// together do not all end at once.
+fn age_of(peer: SocketAddr, max_age: Duration) -> Duration {
+    let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(peer);
+    max_age.mul_f64(1.0 - AGE_SPREAD * (hash as f64 / u64::MAX as f64))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::convert::Infallible;
     use std::task::{Context, Waker};
 
@@ -237,11 +267,20 @@ mod tests {
             idle: seconds(120),
             write: seconds(30),
             keep_alive: seconds(20),
+            max_age: None,
         }
     }
 
+    fn peer(port: u16) -> SocketAddr {
+        SocketAddr::from(([10, 0, 0, 7], port))
+    }
+
+    fn monitor_with(timeouts: Timeouts, accepted: Instant) -> ConnectionMonitor {
+        ConnectionMonitor::new(Arc::new(ConnectionState::new()), timeouts, peer(40_000), accepted)
+    }
+
     fn monitor() -> ConnectionMonitor {
-        ConnectionMonitor::new(Arc::new(ConnectionState::new()), timeouts(), Instant::now())
+        monitor_with(timeouts(), Instant::now())
     }
 
     fn after(seconds: u64) -> Instant {
@@ -274,7 +313,7 @@ mod tests {
     #[test]
     fn the_tls_handshake_takes_from_the_time_for_the_head() {
         let accepted = after(20);
-        let mut monitor = ConnectionMonitor::new(Arc::new(ConnectionState::new()), timeouts(), accepted);
+        let mut monitor = monitor_with(timeouts(), accepted);
         assert_eq!(monitor.next_check(after(27)), accepted + timeouts().header);
         assert_eq!(monitor.check(after(27)), ConnectionAction::Continue, "the handshake took 7 s");
         assert_eq!(monitor.check(after(31)), ConnectionAction::End(CloseReason::HeaderTimeout));
@@ -344,6 +383,34 @@ mod tests {
         let _request = monitor.state.begin(Version::HTTP_11);
         assert_eq!(monitor.check(after(0)), ConnectionAction::Close);
         assert_eq!(monitor.check(after(0)), ConnectionAction::Continue, "it is told once");
+    }
+
+    #[test]
+    fn only_an_old_http2_connection_is_told_to_go_and_its_answers_are_finished() {
+        for (version, expected) in
+            [(Version::HTTP_11, ConnectionAction::Continue), (Version::HTTP_2, ConnectionAction::Close)]
+        {
+            let max_age = Some(Duration::from_secs(5));
+            let accepted = Instant::now();
+            let mut monitor = monitor_with(Timeouts { max_age, ..timeouts() }, accepted);
+            assert_eq!(monitor.check(after(6)), ConnectionAction::Continue, "it has not asked yet");
+            assert_eq!(monitor.next_check(after(6)), accepted + timeouts().header);
+            let _request = monitor.state.begin(version);
+            assert_eq!(monitor.check(after(3)), ConnectionAction::Continue);
+            assert_eq!(monitor.check(after(6)), expected);
+            assert_eq!(monitor.check(after(3_600)), ConnectionAction::Continue, "it is being answered");
+            // It is not looked at all the time, although it stays old.
+            assert!(monitor.next_check(after(6)) > after(6));
+        }
+    }
+
+    #[test]
+    fn connections_of_different_peers_do_not_grow_old_at_once() {
+        let max_age = Duration::from_secs(600);
+        let ages: BTreeSet<Duration> = (0..100).map(|port| age_of(peer(port), max_age)).collect();
+        let (least, most) = (ages.first().unwrap(), ages.last().unwrap());
+        assert!(*least >= max_age.mul_f64(0.9) && *most <= max_age, "{ages:?}");
+        assert!(ages.len() == 100 && *most - *least > max_age.mul_f64(0.08), "{ages:?}");
     }
 
     #[test]

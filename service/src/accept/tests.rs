@@ -9,23 +9,21 @@ use axum::extract::Extension;
 use axum::routing::{get, post};
 use futures::stream;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
-use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::ClientConfig;
 
+use super::monitor::CloseReason;
 use super::*;
 use crate::config::Faults;
 use crate::metrics::{Exposition, Metrics};
-use crate::tls;
 
 /// A timeout that expires within a test.
 const SHORT: Duration = Duration::from_millis(50);
 
-const HEAD: &[u8] = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n";
+pub(super) const HEAD: &[u8] = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n";
 
 /// HTTP/2 preface, with empty settings.
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-fn config() -> ListenerConfig {
+pub(super) fn config() -> ListenerConfig {
     RawListener::default().validate(&mut Faults::new())
 }
 
@@ -42,8 +40,8 @@ fn endless(held: &Held) -> Body {
     }))
 }
 
-struct Server {
-    lifetime: Lifetime,
+pub(super) struct Server {
+    pub(super) lifetime: Lifetime,
     /// Kept by endless bodies.
     held: Held,
     /// Where `/cut` stores its handle.
@@ -51,14 +49,15 @@ struct Server {
 }
 
 impl Server {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { lifetime: Lifetime::new(), held: Held::default(), handle: Arc::default() }
     }
 
-    fn app(&self) -> axum::Router {
+    pub(super) fn app(&self) -> axum::Router {
         let (held, kept, handle) = (self.held.clone(), self.held.clone(), Arc::clone(&self.handle));
         axum::Router::new()
             .route("/", get(async || "served"))
+            .route("/peer", get(async |Extension(peer): Extension<PeerAddress>| peer.0.to_string()))
             .route("/body", post(async |body: Bytes| body.len().to_string()))
             .route("/endless", get(async move || endless(&held)))
             .route(
@@ -82,15 +81,17 @@ impl Server {
     fn connect(&self, change: impl FnOnce(&mut Timeouts)) -> (JoinHandle<CloseReason>, DuplexStream) {
         let (here, there) = duplex(1 << 10);
         let long = Duration::from_secs(3_600);
-        let mut timeouts = Timeouts { header: long, body: long, idle: long, write: long, keep_alive: long };
+        let mut timeouts =
+            Timeouts { header: long, body: long, idle: long, write: long, keep_alive: long, max_age: None };
         change(&mut timeouts);
+        let accepted = Accepted { peer: SocketAddr::from(([10, 0, 0, 7], 40_000)), at: Instant::now() };
         let serving = ConnectionSetup {
             protocol: Protocol::Http,
             app: self.app(),
             timeouts,
             lifetime: self.lifetime.clone(),
         };
-        (self.lifetime.spawn("connection", serve(here, serving, Instant::now())), there)
+        (self.lifetime.spawn("connection", serve(here, serving, accepted)), there)
     }
 
     /// Whether a body is alive; the routes of an ended connection hold no token.
@@ -118,6 +119,14 @@ async fn who_sends_no_whole_head_is_dropped_when_the_header_timeout_is_over() {
         peer.write_all(beginning).await.unwrap();
         assert_eq!(ended.await.unwrap(), CloseReason::HeaderTimeout, "{beginning:?}");
     }
+}
+
+#[tokio::test]
+async fn a_request_knows_its_peer() {
+    let server = Server::new();
+    let (_ended, mut peer) = server.connect(|_| ());
+    peer.write_all(b"GET /peer HTTP/1.1\r\nhost: here\r\n\r\n").await.unwrap();
+    read_until(&mut peer, "10.0.0.7:40000").await;
 }
 
 #[tokio::test]
@@ -239,21 +248,38 @@ fn http2_reset(stream: u8) -> Vec<u8> {
     vec![0, 0, 4, 3, 0, 0, 0, 0, stream, 0, 0, 0, CANCEL]
 }
 
-#[tokio::test]
-async fn an_http2_client_hears_at_once_that_the_process_leaves() {
-    const GOAWAY: u8 = 7;
-    let server = Server::new();
-    let (ended, mut peer) = server.connect(|_| ());
+/// Sends one HTTP/2 request and waits for its answer.
+async fn ask_over_http2(peer: &mut DuplexStream) {
     peer.write_all(&[HTTP2_PREFACE, &http2_get(1, "/")].concat()).await.unwrap();
-    // Wait for the answer before the process leaves.
     let mut buffer = [0; 512];
     let mut received = Vec::new();
     while !received.windows(6).any(|bytes| bytes == b"served") {
         let len = peer.read(&mut buffer).await.unwrap();
         received.extend_from_slice(&buffer[..len]);
     }
+}
+
+#[tokio::test]
+async fn an_http2_client_hears_at_once_that_the_process_leaves() {
+    const GOAWAY: u8 = 7;
+    let server = Server::new();
+    let (ended, mut peer) = server.connect(|_| ());
+    ask_over_http2(&mut peer).await;
     server.lifetime.leave();
     assert!(http2_frames(&mut peer).await.contains(&GOAWAY));
+    assert_eq!(ended.await.unwrap(), CloseReason::Finished);
+}
+
+/// Without the limit it would be kept for as long as the client sends requests.
+#[tokio::test(start_paused = true)]
+async fn an_http2_client_hears_that_its_connection_is_old() {
+    const GOAWAY: u8 = 7;
+    let server = Server::new();
+    let connected = Instant::now();
+    let (ended, mut peer) = server.connect(|timeouts| timeouts.max_age = Some(Duration::from_secs(600)));
+    ask_over_http2(&mut peer).await;
+    assert!(http2_frames(&mut peer).await.contains(&GOAWAY));
+    assert!((540..=600).contains(&connected.elapsed().as_secs()), "{:?}", connected.elapsed());
     assert_eq!(ended.await.unwrap(), CloseReason::Finished);
 }
 
@@ -315,7 +341,7 @@ async fn an_http2_client_without_a_window_loses_its_answer_and_then_the_connecti
     assert!(!server.is_held());
 }
 
-async fn listener() -> (TcpListener, SocketAddr) {
+pub(super) async fn listener() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     (listener, address)
@@ -369,50 +395,6 @@ async fn sockets_beyond_the_limit_are_turned_away_and_the_admin_address_answers(
         tokio::task::yield_now().await;
     }
     assert!(get_root(address).await.unwrap().ends_with("served"));
-}
-
-async fn shake_hands(
-    files: &tls::tests::Files,
-    address: SocketAddr,
-) -> io::Result<tokio_rustls::client::TlsStream<TcpStream>> {
-    let roots = tls::authority(&files.path("ca.pem")).unwrap();
-    let config = ClientConfig::builder_with_provider(tls::provider())
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let connection = TcpStream::connect(address).await?;
-    TlsConnector::from(Arc::new(config)).connect(address.ip().into(), connection).await
-}
-
-#[tokio::test]
-async fn who_never_shakes_hands_or_speaks_without_tls_keeps_nobody_waiting() {
-    let (files, server) = (tls::tests::Files::new(), Server::new());
-    let (https, address) = listener().await;
-    let connections = Connections::new(config(), &Metrics::new());
-    let _server = Listener::new(https, Some(files.server()), &connections).serve_http(
-        "https",
-        server.app(),
-        &server.lifetime,
-    );
-
-    let _silent = TcpStream::connect(address).await.unwrap();
-    let mut plain = TcpStream::connect(address).await.unwrap();
-    plain.write_all(HEAD).await.unwrap();
-    let mut alert = Vec::new();
-    // Closed, or reset if it had sent more than was read.
-    drop(plain.read_to_end(&mut alert).await);
-    assert!(!alert.starts_with(b"HTTP"), "served without TLS: {alert:?}");
-
-    let stranger = shake_hands(&tls::tests::Files::new(), address).await;
-    assert!(stranger.is_err(), "a client that trusts another authority goes away");
-
-    let mut client = shake_hands(&files, address).await.unwrap();
-    client.write_all(b"GET / HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n").await.unwrap();
-    let mut answer = String::new();
-    client.read_to_string(&mut answer).await.unwrap();
-    assert!(answer.ends_with("served"), "{answer}");
-    server.lifetime.shut_down(Duration::from_secs(5)).await;
 }
 
 /// Requests `/` over a new connection, using an existing socket's descriptor; returns the response.

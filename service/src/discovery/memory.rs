@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use tokio::sync::watch;
 
+use super::registration::constant;
 use super::{Discovery, DiscoveryError, Member, Members, Registration, Unlisted, publish};
 
 /// A membership in memory.
@@ -59,6 +60,10 @@ impl Discovery for Memory {
 
     async fn watch(&self) -> Result<watch::Receiver<Members>, DiscoveryError> {
         Ok(self.shared.members.subscribe())
+    }
+
+    fn watched(&self) -> watch::Receiver<bool> {
+        constant(true)
     }
 
     /// A member disappears only when its registration is dropped.

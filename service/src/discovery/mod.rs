@@ -70,6 +70,10 @@ pub trait Discovery: Send + Sync {
     /// The current membership (empty until the source was first reached) and its changes.
     async fn watch(&self) -> Result<watch::Receiver<Members>, DiscoveryError>;
 
+    /// Whether [`watch`](Self::watch) sees changes now, and that value's changes. `false` until the source was
+    /// first read, and after a fault until it was read again.
+    fn watched(&self) -> watch::Receiver<bool>;
+
     /// How a watcher must treat a member that is missing from the list.
     fn unlisted(&self) -> Unlisted;
 }

@@ -61,8 +61,9 @@ impl Registration {
     }
 }
 
-fn constant(is_listed: bool) -> watch::Receiver<bool> {
-    watch::channel(is_listed).1
+/// A value that never changes.
+pub(super) fn constant(value: bool) -> watch::Receiver<bool> {
+    watch::channel(value).1
 }
 
 impl Drop for OnDrop {

@@ -6,6 +6,7 @@
 
 mod grpc;
 mod http;
+mod metrics;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -47,6 +48,17 @@ impl Health {
     /// Sets *not ready*: the process cannot serve for now.
     pub fn set_not_ready(&self, reason: impl Into<Cow<'static, str>>) {
         self.change(State::NotReady(reason.into()));
+    }
+
+    /// If the process is not ready for the reason `from`, replaces the reason by `to`.
+    pub fn replace_reason(&self, from: &'static str, to: &'static str) {
+        self.state.send_if_modified(|state| {
+            let is_replaced = *state == State::NotReady(from.into());
+            if is_replaced {
+                *state = State::NotReady(to.into());
+            }
+            is_replaced
+        });
     }
 
     /// Sets *draining*: the process accepts nothing new anymore. Only a failure can follow.
@@ -138,6 +150,18 @@ mod tests {
         health.set_failed("device thread died");
         health.set_draining("SIGTERM");
         assert_eq!(health.state(), State::Failed("device thread died".into()));
+    }
+
+    #[test]
+    fn a_reason_is_replaced_only_while_it_holds() {
+        let health = Health::new();
+        health.replace_reason("loading", "no target worker");
+        assert_eq!(health.state(), State::NotReady("starting".into()));
+        health.replace_reason("starting", "loading");
+        assert_eq!(health.state(), State::NotReady("loading".into()));
+        health.set_ready();
+        health.replace_reason("loading", "no target worker");
+        assert!(health.is_ready());
     }
 
     #[test]

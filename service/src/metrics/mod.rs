@@ -31,7 +31,7 @@ use scraped::{ScrapedGauges, ScrapedValue};
 pub use description::{Label, LabelDescription, LabelValues, MetricDescription};
 pub use exposition::Exposition;
 pub use gauge_guard::GaugeGuard;
-pub use name::{CounterKind, CounterName, GaugeKind, GaugeName, HistogramName, MetricName};
+pub use name::{CounterKind, CounterName, GaugeKind, GaugeName, HistogramName, MetricKind, MetricName};
 pub use prometheus_client::encoding::EncodeLabelSet;
 pub use prometheus_client::metrics::counter::Counter;
 pub use prometheus_client::metrics::family::Family;

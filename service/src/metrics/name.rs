@@ -3,13 +3,18 @@
 use super::Buckets;
 use super::description::{Label, Registered};
 
+/// Kind of a metric.
+pub trait MetricKind: Copy {
+    /// Name in the reference of metrics.
+    const NAME: &'static str;
+}
+
 /// Name of a metric, with what the reference of metrics needs.
 #[derive(Clone, Copy, Debug)]
 pub struct MetricName<K> {
     pub(super) name: &'static str,
     help: &'static str,
     labels: &'static [Label],
-    kind_name: &'static str,
     pub(super) kind: K,
 }
 
@@ -32,10 +37,22 @@ pub type HistogramName = MetricName<Buckets>;
 
 const TOTAL: &str = "_total";
 
-impl<K: Copy> MetricName<K> {
-    const fn checked(name: &'static str, help: &'static str, kind_name: &'static str, kind: K) -> Self {
+impl MetricKind for CounterKind {
+    const NAME: &'static str = "counter";
+}
+
+impl MetricKind for GaugeKind {
+    const NAME: &'static str = "gauge";
+}
+
+impl MetricKind for Buckets {
+    const NAME: &'static str = "histogram";
+}
+
+impl<K: MetricKind> MetricName<K> {
+    const fn checked(name: &'static str, help: &'static str, kind: K) -> Self {
         assert!(is_name(name), "a metric name holds only ASCII letters, digits after the first, `_` and `:`");
-        Self { name, help, labels: &[], kind_name, kind }
+        Self { name, help, labels: &[], kind }
     }
 
     /// Notes the values of labels, for the reference of metrics.
@@ -44,8 +61,8 @@ impl<K: Copy> MetricName<K> {
     }
 
     pub(super) fn registered(&self, label_names: fn() -> Vec<String>) -> Registered {
-        let Self { name, help, labels, kind_name: kind, .. } = *self;
-        Registered { name, kind, help, labels, label_names }
+        let Self { name, help, labels, .. } = *self;
+        Registered { name, kind: K::NAME, help, labels, label_names }
     }
 }
 
@@ -53,7 +70,7 @@ impl CounterName {
     /// Defines a counter named as on `/metrics`; `help` is one sentence without a full stop.
     pub const fn new(name: &'static str, help: &'static str) -> Self {
         assert!(is_total(name), "a counter's name ends in _total");
-        Self::checked(name, help, "counter", CounterKind)
+        Self::checked(name, help, CounterKind)
     }
 
     /// Name of the family, to which OpenMetrics adds `_total`.
@@ -66,7 +83,7 @@ impl GaugeName {
     /// Defines a gauge named as on `/metrics`; `help` is one sentence without a full stop.
     pub const fn new(name: &'static str, help: &'static str) -> Self {
         assert!(!is_total(name), "a name that ends in _total is a counter's");
-        Self::checked(name, help, "gauge", GaugeKind)
+        Self::checked(name, help, GaugeKind)
     }
 }
 
@@ -79,7 +96,7 @@ impl HistogramName {
             assert!(buckets[bucket - 1] < buckets[bucket], "a histogram's buckets rise");
             bucket += 1;
         }
-        Self::checked(name, help, "histogram", Buckets(buckets))
+        Self::checked(name, help, Buckets(buckets))
     }
 }
 

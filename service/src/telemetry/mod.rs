@@ -21,6 +21,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_otlp::ExporterBuildError;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use serde::{Deserialize, Serialize};
 use tracing::{Level, Metadata};
@@ -75,7 +76,7 @@ pub struct LogFilter(String);
 pub enum TelemetryError {
     /// The exporter refused its settings.
     #[error("cannot set up the otlp exporter, check the OTEL_EXPORTER_OTLP_* variables: {0}")]
-    Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
+    Exporter(#[from] ExporterBuildError),
     /// Unsupported protocol.
     #[error(
         "{variable}={value}: only the otlp protocols grpc and http/protobuf are supported; set it to one of them or unset it"
@@ -102,6 +103,17 @@ pub enum TelemetryError {
     /// The process already has a subscriber.
     #[error("telemetry is set up once in a process, by its main: {0}")]
     AlreadySetUp(#[from] tracing_subscriber::util::TryInitError),
+}
+
+impl TelemetryError {
+    /// Whether an `OTEL_*` variable, or a file that one names, is the cause.
+    pub fn is_of_configuration(&self) -> bool {
+        match self {
+            Self::Exporter(error) => matches!(error, ExporterBuildError::InvalidConfiguration(_)),
+            Self::Protocol { .. } | Self::HalfIdentity | Self::Tls(_) => true,
+            Self::LogThread(_) | Self::AlreadySetUp(_) => false,
+        }
+    }
 }
 
 /// The filter of the process's log; set by [`init`], as the process's subscriber is.

@@ -248,6 +248,13 @@ pub fn effective_mode(spec: &SequenceSpec) -> AcceptanceMode {
     if spec.sampling.is_greedy() { AcceptanceMode::Coupled } else { spec.acceptance }
 }
 
+/// Whether a draft ends with this token: nothing follows a stop token. In rejection mode the draft goes on
+/// nevertheless: the time of a proposal must not depend on the drawn tokens, because a deadline drops what is
+/// late (contract B5).
+pub fn ends_draft(spec: &SequenceSpec, token_id: TokenId) -> bool {
+    effective_mode(spec) != AcceptanceMode::Rejection && spec.stop_token_ids.contains(&token_id)
+}
+
 /// Decides the token that the target commits at the position that `row` predicts.
 fn choose_token(
     spec: &SequenceSpec,

@@ -23,19 +23,13 @@ use worker::table::{RouterId, SequenceKey};
 const PROMPT: [TokenId; 6] = [11, 245, 803, 17, 300, 64];
 
 fn executor(kernels: Option<&Path>, max_batch_rows: usize) -> ModelExecutor<Verify> {
-    let options = LoadOptions {
-        model_dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft"),
-        weights: WeightFormat::Bf16,
-        threads: 1,
-        tensor_parallel: 1,
-        kv_memory_bytes: 4 << 20,
-        max_model_len: None,
-    };
+    let model_dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft");
+    let options = LoadOptions::new(model_dir, WeightFormat::Bf16, 4 << 20);
     let engine = match kernels {
         None => Engine::load(&options),
         Some(dir) => {
             let gpus = GpuOptions { kernels: Some(dir.to_owned()), ..GpuOptions::for_devices(&[0]) };
-            Engine::load_on_cuda(&options, &gpus)
+            Engine::load(&options.on_gpus(gpus))
         }
     };
     ModelExecutor::new(engine.expect("the bundled draft loads"), Role::Target, 4_096, max_batch_rows, Verify)

@@ -17,15 +17,9 @@ use worker::table::{RouterId, SequenceKey};
 use worker::{Task, task::Slot};
 
 fn executor(max_batch_rows: usize) -> ModelExecutor<Verify> {
-    let engine = Engine::load(&LoadOptions {
-        model_dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target"),
-        weights: WeightFormat::AsStored,
-        threads: 1,
-        tensor_parallel: 1,
-        kv_memory_bytes: 64 << 20,
-        max_model_len: None,
-    })
-    .expect("the bundled target loads");
+    let model_dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
+    let engine = Engine::load(&LoadOptions::new(model_dir, WeightFormat::AsStored, 64 << 20))
+        .expect("the bundled target loads");
     ModelExecutor::new(engine, Role::Target, 4_096, max_batch_rows, Verify)
 }
 

@@ -1,6 +1,5 @@
-//! A target that draws on its device supports token trees: its hello reports it, and with trees it commits
-//! the same ids with the same log probabilities as without a draft, for sequences with different settings in
-//! one batch.
+//! A target that draws on its device verifies token trees: with trees it commits the same ids with the same
+//! log probabilities as without a draft, for sequences with different settings in one batch.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -18,7 +17,7 @@ use speculation::{
 };
 use target_worker::verify::Verify;
 use worker::executor::StepExecutor;
-use worker::model::{ModelExecutor, max_tree_tokens};
+use worker::model::ModelExecutor;
 use worker::table::{RouterId, SequenceKey};
 use worker::{Task, task::Slot};
 
@@ -30,16 +29,10 @@ const WRITTEN: usize = 9;
 const DEPTH: usize = 4;
 
 fn engine(kernels: &Path) -> Engine {
-    let options = LoadOptions {
-        model_dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft"),
-        weights: WeightFormat::Bf16,
-        threads: 1,
-        tensor_parallel: 1,
-        kv_memory_bytes: 4 << 20,
-        max_model_len: None,
-    };
+    let model_dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft");
+    let options = LoadOptions::new(model_dir, WeightFormat::Bf16, 4 << 20);
     let gpus = GpuOptions { kernels: Some(kernels.to_owned()), ..GpuOptions::for_devices(&[0]) };
-    Engine::load_on_cuda(&options, &gpus).expect("the bundled draft loads")
+    Engine::load(&options.on_gpus(gpus)).expect("the bundled draft loads")
 }
 
 /// Specs of the sequences that share a forward.
@@ -153,7 +146,6 @@ fn trees_change_no_id_of_a_target_on_a_device() {
     let name = "trees::trees_change_no_id_of_a_target_on_a_device";
     let Some(driver) = HostDriver::for_test(name) else { return };
     let engine = engine(&driver.kernels);
-    assert_eq!(max_tree_tokens(&engine, Role::Target), 64);
     let mut executor = ModelExecutor::new(engine, Role::Target, VOCAB, 512, Verify);
     assert_eq!(executor.limits().max_tree_tokens, 64);
     let plain = run(&mut executor, |_, _| Draft::default());

@@ -33,16 +33,8 @@ struct DraftState {
 
 impl Pair {
     pub(crate) fn load(dir: &Path) -> anyhow::Result<Self> {
-        let load = |role: &str| {
-            Engine::load(&LoadOptions {
-                model_dir: dir.join(role),
-                weights: WeightFormat::AsStored,
-                threads: 1,
-                tensor_parallel: 1,
-                kv_memory_bytes: 256 << 20,
-                max_model_len: None,
-            })
-        };
+        let load =
+            |role: &str| Engine::load(&LoadOptions::new(dir.join(role), WeightFormat::AsStored, 256 << 20));
         Ok(Self { target: load("target")?, draft: load("draft")?, drawn_by_rank: [1.0; MAX_CANDIDATES] })
     }
 

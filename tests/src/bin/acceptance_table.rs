@@ -24,8 +24,7 @@ const DRAFTS: [&str; 4] = ["model", "ngram", "renumbered", "foreign"];
 #[derive(Debug, Parser)]
 #[command(name = "acceptance-table")]
 struct Args {
-    /// Another target with the bundled pair's tokenizer, such as one by models/recipe/ballast.py [default:
-    /// the bundled one]
+    /// Another target with the bundled pair's tokenizer [default: the bundled one]
     #[arg(long, value_name = "DIR")]
     target: Option<PathBuf>,
     /// Ballast of the target in memory, in parameters, such as 250M: the same tokens at the speed of a bigger
@@ -156,9 +155,7 @@ fn cases(args: &Args) -> anyhow::Result<Vec<(String, Vec<Case>)>> {
 
 /// Conditions of the run: what, where and when.
 fn facts(args: &Args) -> anyhow::Result<String> {
-    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    let cpu = model.map_or("unknown CPU", |(_, name)| name);
+    let cpu = engine::cpu_name();
     let cores = std::thread::available_parallelism().context("the number of cores is unknown")?;
     let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
     let Args { temperature, draft_tokens, num_prompts, max_tokens, threads, draft, .. } = args;

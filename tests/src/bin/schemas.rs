@@ -7,8 +7,9 @@
 use std::io::Write as _;
 use std::time::Instant;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use clap::Parser;
+use outrider_cli::load::statistics::{mean_interval, median};
 use serde_json::{Value, json};
 use tests::case::Case;
 use tests::client::Client;
@@ -35,9 +36,9 @@ struct Args {
     /// Number after the last schema
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     to: u64,
-    /// Measure instead N pairs of requests that differ only in the grammar, at k = 0 and k = 4, one request
-    /// at a time
-    #[arg(long, value_name = "N")]
+    /// Measure instead N pairs (2 or more) of requests that differ only in the grammar, at k = 0 and k = 4,
+    /// one request at a time
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
     pairs: Option<u64>,
 }
 
@@ -84,7 +85,7 @@ async fn check(client: &Client, from: u64, to: u64) -> anyhow::Result<()> {
 }
 
 /// Time of a request with a grammar divided by that of the same request without one, as a mean of pairs with
-/// its interval.
+/// its 95% interval (Student's t on logarithms).
 async fn measure(client: &Client, pairs: u64) -> anyhow::Result<()> {
     let schemas: Vec<Value> = (0..pairs)
         .map(|i| json!({ "type": "array", "items": schema(FIRST_SEED + i), "minItems": 10, "maxItems": 20 }))
@@ -113,15 +114,15 @@ async fn measure(client: &Client, pairs: u64) -> anyhow::Result<()> {
             micros[0].push(with_grammar);
             micros[1].push(without_grammar);
         }
-        let (mean, half_width) = interval(&logs);
+        let log_ratio = mean_interval(&logs, 0.95).context("there are at least 2 pairs")?;
         writeln!(
             out,
             "k = {k}, {pairs} pairs: {:.0} us per token under a grammar, {:.0} unrestricted (medians); ratio {:.3} [{:.3}, {:.3}]",
             median(&mut micros[0]),
             median(&mut micros[1]),
-            mean.exp(),
-            (mean - half_width).exp(),
-            (mean + half_width).exp()
+            log_ratio.value.exp(),
+            log_ratio.low.exp(),
+            log_ratio.high.exp()
         )?;
     }
     Ok(())
@@ -133,19 +134,6 @@ async fn micros_per_token(client: &Client, case: &Case) -> anyhow::Result<f64> {
     let elapsed = start.elapsed();
     ensure!(!answer.token_ids.is_empty(), "{}: an empty answer has no time per token", case.name);
     Ok(elapsed.as_secs_f64() * 1e6 / answer.token_ids.len() as f64)
-}
-
-/// The mean, and half the width of its 95% interval.
-fn interval(values: &[f64]) -> (f64, f64) {
-    let n = values.len() as f64;
-    let mean = values.iter().sum::<f64>() / n;
-    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (n - 1.0).max(1.0);
-    (mean, 1.96 * (variance / n).sqrt())
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Prints the rows that a worker masked, and microseconds per row for masking and for waiting for the mask.

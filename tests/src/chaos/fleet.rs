@@ -11,6 +11,7 @@ use anyhow::{Context as _, bail};
 use nix::sys::signal::Signal;
 use outrider_cli::cluster::{Binaries, LogSink, Process, ProcessSpec, free_address};
 use service::shutdown::Lifetime;
+use speculation::Role;
 
 use super::streams::Load;
 use crate::client::Client;
@@ -27,24 +28,6 @@ const GRACE_SECONDS: u64 = 10;
 
 /// KV memory per worker: far more than the streams need, far less than the machine has.
 pub const KV_MEMORY_MIB: u32 = 128;
-
-/// The role of a worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WorkerRole {
-    /// Proposes.
-    Draft,
-    /// Verifies.
-    Target,
-}
-
-impl WorkerRole {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Draft => "draft",
-            Self::Target => "target",
-        }
-    }
-}
 
 /// Engine of the workers.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -88,7 +71,7 @@ pub struct Fleet {
 /// A worker process and the proxy in front of it.
 pub struct Worker {
     /// Its role.
-    pub role: WorkerRole,
+    pub role: Role,
     /// The proxy through which routers reach it.
     pub proxy: TcpProxy,
     /// The process.
@@ -122,10 +105,10 @@ impl Fleet {
         let mut fleet =
             Self { etcd, workers: Vec::new(), routers: Vec::new(), engine, binaries, logs, lifetime };
         for i in 0..size.targets {
-            fleet.add_worker(WorkerRole::Target, i).await?;
+            fleet.add_worker(Role::Target, i).await?;
         }
         for i in 0..size.drafts {
-            fleet.add_worker(WorkerRole::Draft, i).await?;
+            fleet.add_worker(Role::Draft, i).await?;
         }
         for i in 0..size.routers {
             fleet.add_router(i)?;
@@ -134,7 +117,7 @@ impl Fleet {
         Ok(fleet)
     }
 
-    async fn add_worker(&mut self, role: WorkerRole, i: usize) -> anyhow::Result<()> {
+    async fn add_worker(&mut self, role: Role, i: usize) -> anyhow::Result<()> {
         let name = format!("{}-{i}", role.as_str());
         let worker = self.worker(role, name, (self.engine_args(role), &self.etcd.uri())).await?;
         self.workers.push(worker);
@@ -143,21 +126,21 @@ impl Fleet {
 
     /// Starts an additional target like the others, which registers at `discovery`.
     pub async fn extra_target(&self, name: &str, discovery: &str) -> anyhow::Result<Worker> {
-        let engine = self.engine_args(WorkerRole::Target);
-        self.worker(WorkerRole::Target, name.to_owned(), (engine, discovery)).await
+        let engine = self.engine_args(Role::Target);
+        self.worker(Role::Target, name.to_owned(), (engine, discovery)).await
     }
 
     /// Starts an additional target with another checkpoint, which registers with the others.
     pub async fn extra_target_with(&self, name: &str, model: PathBuf) -> anyhow::Result<Worker> {
         let discovery = self.etcd.uri();
-        self.worker(WorkerRole::Target, name.to_owned(), (model_args(model), &discovery)).await
+        self.worker(Role::Target, name.to_owned(), (model_args(model), &discovery)).await
     }
 
     /// Engine arguments of workers of the role.
-    fn engine_args(&self, role: WorkerRole) -> Vec<OsString> {
+    fn engine_args(&self, role: Role) -> Vec<OsString> {
         match (self.engine, role) {
-            (Engine::Pair, WorkerRole::Target) => model_args(pair::target_dir()),
-            (Engine::Pair, WorkerRole::Draft) => model_args(pair::draft_dir()),
+            (Engine::Pair, Role::Target) => model_args(pair::target_dir()),
+            (Engine::Pair, Role::Draft) => model_args(pair::draft_dir()),
             (Engine::Synthetic(time_scale), _) => {
                 let profile = pair::root().join("deploy/profiles/cpu-pair.toml");
                 let (engine, scale) = (format!("synthetic:{}", profile.display()), time_scale.to_string());
@@ -168,17 +151,17 @@ impl Fleet {
 
     async fn worker(
         &self,
-        role: WorkerRole,
+        role: Role,
         name: String,
         (mut args, discovery): (Vec<OsString>, &str),
     ) -> anyhow::Result<Worker> {
         let (listen, admin) = (free_address()?, free_address()?);
         let proxy = TcpProxy::start(listen, &self.lifetime).await?;
         let program = match role {
-            WorkerRole::Target => &self.binaries.target_worker,
-            WorkerRole::Draft => &self.binaries.draft_worker,
+            Role::Target => &self.binaries.target_worker,
+            Role::Draft => &self.binaries.draft_worker,
         };
-        if role == WorkerRole::Target {
+        if role == Role::Target {
             args.extend(["--served-model-name", MODEL].map(OsString::from));
         }
         let (listen_at, admin_at, url) = (listen.to_string(), admin.to_string(), proxy.url());
@@ -202,7 +185,7 @@ impl Fleet {
     }
 
     /// The indices of the workers of a role.
-    pub fn of_role(&self, role: WorkerRole) -> Vec<usize> {
+    pub fn of_role(&self, role: Role) -> Vec<usize> {
         (0..self.workers.len()).filter(|&i| self.workers[i].role == role).collect()
     }
 

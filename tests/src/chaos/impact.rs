@@ -119,8 +119,8 @@ pub fn median_step(faults: &[FaultRecord], streams: &[StreamRecord]) -> Option<D
     quantile(&undisturbed, 0.5)
 }
 
-/// The quantile of ascending values: the smallest value such that at least this share of all values is not
-/// larger.
+/// The quantile of ascending values by nearest rank: the smallest value such that at least this share of all
+/// values is not larger.
 pub fn quantile(sorted: &[Duration], share: f64) -> Option<Duration> {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied()

@@ -9,10 +9,11 @@ use anyhow::Context as _;
 use nix::sys::signal::Signal;
 use service::discovery::{self, DRAFT, DiscoveryUri, Member, Registration, TARGET};
 use service::shutdown::Lifetime;
+use speculation::Role;
 use tokio::time::{Instant, sleep};
 
 use super::fault::FaultKind;
-use super::fleet::{Fleet, Worker, WorkerRole};
+use super::fleet::{Fleet, Worker};
 use super::impact::FaultRecord;
 use super::plan::PlannedFault;
 use super::streams::Load;
@@ -91,12 +92,12 @@ async fn cause(fleet: &mut Fleet, load: &Load, fault: &PlannedFault) -> anyhow::
 }
 
 /// The role of the affected worker.
-fn role_of(kind: FaultKind) -> WorkerRole {
+fn role_of(kind: FaultKind) -> Role {
     use FaultKind as F;
     match kind {
-        F::KillDraft | F::BounceDraft | F::StopDraft | F::CutDraft => WorkerRole::Draft,
-        F::HalfOpenDraft | F::DeafDraft | F::MuteDraft => WorkerRole::Draft,
-        _ => WorkerRole::Target,
+        F::KillDraft | F::BounceDraft | F::StopDraft | F::CutDraft => Role::Draft,
+        F::HalfOpenDraft | F::DeafDraft | F::MuteDraft => Role::Draft,
+        _ => Role::Target,
     }
 }
 
@@ -296,7 +297,7 @@ async fn rolling_restart(fleet: &mut Fleet, load: &Load) -> anyhow::Result<Strin
 async fn churn(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Result<String> {
     let logs = fleet.logs();
     let mut restarted = Vec::new();
-    for role in [WorkerRole::Target, WorkerRole::Draft] {
+    for role in [Role::Target, Role::Draft] {
         let all = fleet.of_role(role);
         // At most half of them, so that a target remains.
         let count = 1.max(all.len() / 4 + fault.variant % (all.len() / 4 + 1)).min(all.len() - 1);

@@ -40,14 +40,7 @@ fn load(directory: PathBuf, weights: &str, num_ids: u32) -> anyhow::Result<Local
         "int4" => WeightFormat::Int4,
         _ => WeightFormat::AsStored,
     };
-    let engine = Engine::load(&LoadOptions {
-        model_dir: directory,
-        weights,
-        threads: 1,
-        tensor_parallel: 1,
-        kv_memory_bytes: 64 << 20,
-        max_model_len: None,
-    })?;
+    let engine = Engine::load(&LoadOptions::new(directory, weights, 64 << 20))?;
     Ok(LocalModel::new(engine, num_ids))
 }
 

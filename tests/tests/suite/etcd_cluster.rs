@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 use outrider_cli::cluster::{ClusterSpec, Discovery, ProcessCluster};
 use reqwest::Response;
 use serde_json::{Value, json};
+use speculation::Role;
 use tests::etcd::Etcd;
 use tests::http_client::{COMPLETIONS, HttpClient, completion_text, streamed_text};
 use tests::pair::MODEL;
@@ -129,7 +130,7 @@ async fn workers_that_join_later_are_used() -> anyhow::Result<()> {
     let roles = |workers: &[Value]| workers.iter().map(|worker| worker["role"].clone()).collect::<Vec<_>>();
     ensure!(roles(&etcd.workers().await?) == ["target"], "{:?}", etcd.workers().await?);
 
-    let draft = cluster.add_draft_worker()?;
+    let draft = cluster.add_worker(Role::Draft)?;
     wait_until_connected(&mut cluster, &draft).await?;
     let mut drafted = Value::Null;
     until("the draft worker is used", async || {
@@ -140,7 +141,7 @@ async fn workers_that_join_later_are_used() -> anyhow::Result<()> {
     ensure!(completion_text(&drafted)? == completion_text(&alone)?, "a draft changed the text");
 
     // Two concurrent requests go to two targets.
-    let target = cluster.add_target_worker()?;
+    let target = cluster.add_worker(Role::Target)?;
     wait_until_connected(&mut cluster, &target).await?;
     let mut streams = Vec::new();
     until("both targets hold a sequence", async || {
@@ -304,7 +305,7 @@ async fn workers_register_again_after_etcd_lost_its_data_and_keep_connections() 
     wait_until_registered(&cluster, &["target-0", "draft-0"], true).await?;
     ensure!(whole_text(stream, read).await? == completion_text(&expected)?, "another text");
     // A worker that starts now is discovered: the router watches the new data.
-    let draft = cluster.add_draft_worker()?;
+    let draft = cluster.add_worker(Role::Draft)?;
     wait_until_connected(&mut cluster, &draft).await?;
     check_joined(&logs, 3).await?;
     cluster.stop().await;
@@ -329,7 +330,7 @@ async fn an_etcd_cluster_of_three_recovers_from_losing_one_and_two_members() -> 
 
     etcd.kill_member(0)?;
     answers(&short).await?;
-    let second = cluster.add_draft_worker()?;
+    let second = cluster.add_worker(Role::Draft)?;
     wait_until_connected(&mut cluster, &second).await?;
     let workers = ["target-0", "draft-0", second.as_str()];
     wait_until_registered(&cluster, &workers, true).await?;
@@ -337,7 +338,7 @@ async fn an_etcd_cluster_of_three_recovers_from_losing_one_and_two_members() -> 
     etcd.kill_member(1)?;
     wait_until_registered(&cluster, &workers, false).await?;
     answers(&short).await?;
-    let third = cluster.add_draft_worker()?;
+    let third = cluster.add_worker(Role::Draft)?;
     cluster.wait_process_ready(&third, tests::wait::WAIT_TIMEOUT).await?;
     // Long enough for the router to discover the third draft worker, if it could.
     answers(&long).await?;

@@ -34,6 +34,8 @@ async fn a_target_that_computes_nan_fails_no_request() -> anyhow::Result<()> {
         ensure!(got == expected.token_ids, "{got:?} instead of {:?}", expected.token_ids);
     }
     ensure!(nan_target.steps().await? > 0, "it received no step");
+    ensure!(nan_target.steps_failed().await? > 0, "its own metrics show no failure");
+    ensure!(healthy.steps_failed().await? == 0, "the other target failed, too");
     cluster.stop().await
 }
 

@@ -2,9 +2,10 @@
 //! schemas` checks a thousand schemas and reports the cost of masks.
 
 use anyhow::{Context as _, ensure};
+use grammar::{Grammar, GrammarKind};
 use proto::v1::FinishReason;
 use serde_json::{Value, json};
-use speculation::AcceptanceMode;
+use speculation::{AcceptanceMode, SamplingParams};
 use tests::case::Case;
 use tests::cluster::{Cluster, WorkerKind, plain_answers};
 use tests::schemas::schema;
@@ -73,5 +74,27 @@ async fn drafts_that_violate_the_grammar_are_cut_in_every_mode() -> anyhow::Resu
         let value: Value = serde_json::from_str(&answer.text).context("not JSON")?;
         ensure!(value.is_object(), "{value}");
     }
+    cluster.stop().await
+}
+
+/// After `a` and after `b` the lexer is in the same state, by which llguidance caches masks.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_mask_of_a_rejected_draft_is_left_for_the_text() -> anyhow::Result<()> {
+    let (cluster, _target, _draft) = Cluster::of_pair(WorkerKind::Ngram).await?;
+    let client = cluster.client().await?;
+    let text = "start: item+\nitem: \"a\" Q \")\" | \"b\" Q \",\"\nQ: \"\\\"\"".to_owned();
+    let [a, b, quote_paren, quote_comma, other] = [68, 69, 1197, 1375, 9];
+    // The drafts begin with `a`, and the target writes `b` wherever it may.
+    let prompt = vec![b, quote_comma, b, quote_comma, a, other, b, quote_comma];
+    let logit_bias = vec![(b, 100.0), (quote_paren, 50.0), (quote_comma, 50.0)];
+    let case = Case::new("drafts of another item", prompt, 1.0);
+    let sampling = SamplingParams { logit_bias, ..case.sampling.clone() };
+    let grammar = Some(Grammar { kind: GrammarKind::Lark, text }.to_wire());
+    let case = Case { sampling, grammar, max_tokens: 8, ..case };
+    let expected = client.ask(&case.with_k(0)).await?;
+    ensure!(expected.token_ids == [b, quote_comma].repeat(4), "{:?}", expected.text);
+    let got = client.ask(&case.with_k(8)).await?;
+    ensure!(got.token_ids == expected.token_ids, "a rejected draft changed the text: {:?}", got.text);
+    ensure!(got.speculation().draft_tokens > got.speculation().accepted_tokens, "no draft was rejected");
     cluster.stop().await
 }

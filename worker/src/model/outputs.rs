@@ -119,9 +119,6 @@ impl<D: RoleLogic> ModelExecutor<D> {
 
     /// Number of tree rows that fit into the task's window and the free KV.
     fn max_tree_rows(&self, task: &Task) -> u32 {
-        if !self.engine.supports_trees() {
-            return 0;
-        }
         let held = self.engine.len(task.slot);
         let free = self.engine.free_blocks() * u64::from(self.engine.info().kv_block_size);
         self.engine.info().max_model_len.saturating_sub(held).min(u32::try_from(free).unwrap_or(u32::MAX))

@@ -23,14 +23,8 @@ impl RoleLogic for FeedsOnly {
 
 /// The bundled draft with this much memory for KV.
 pub(crate) fn executor(kv_memory_bytes: u64) -> ModelExecutor<FeedsOnly> {
-    let options = LoadOptions {
-        model_dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft"),
-        weights: WeightFormat::AsStored,
-        threads: 1,
-        tensor_parallel: 1,
-        kv_memory_bytes,
-        max_model_len: None,
-    };
+    let model_dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft");
+    let options = LoadOptions::new(model_dir, WeightFormat::AsStored, kv_memory_bytes);
     ModelExecutor::new(Engine::load(&options).unwrap(), Role::Draft, 1_000, 512, FeedsOnly)
 }
 

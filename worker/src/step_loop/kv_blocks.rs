@@ -75,7 +75,7 @@ impl<M: StepExecutor> StepLoop<M> {
         let reason =
             "the sequence alone needs more KV blocks than this worker has: raise --kv-memory".to_owned();
         self.metrics.count(StepOutcome::Refused);
-        self.finish(task, ReplyBody::Refused(Refusal { cause: RefusalCause::Capacity, reason }));
+        self.end(task, ReplyBody::Refused(Refusal { cause: RefusalCause::Capacity, reason }));
     }
 
     /// Drops a sequence and reports it as preempted; later steps of its epoch are rejected.

@@ -2,7 +2,7 @@
 
 use super::axis::Scale;
 use super::svg::{IntervalRow, Labels, Point, Series, intervals, lines};
-use crate::bench::plan::LoadLevel;
+use crate::bench::plan::Condition;
 use crate::bench::report::{ArmResult, Report};
 use crate::load::Figures;
 use crate::load::statistics::{Distribution, percentile};
@@ -11,30 +11,16 @@ use crate::load::statistics::{Distribution, percentile};
 const CURVE_POINTS: usize = 100;
 
 /// Speedup, latencies and throughput over load, for each kind of load with more than one level.
-pub(super) fn overview(report: &Report) -> Vec<String> {
-    let mut plots = Vec::new();
-    for temperature in report.temperatures() {
-        for (kind, axis) in
-            [(LoadLevel::Concurrency(0), "requests in flight"), (LoadLevel::Rate(0.0), "requests a second")]
-        {
-            let of_kind: Vec<usize> = (0..report.conditions.len())
-                .filter(|i| {
-                    let condition = &report.conditions[*i];
-                    condition.temperature == temperature && condition.level.is_same_kind(&kind)
-                })
-                .collect();
-            if of_kind.len() > 1 {
-                plots.extend(against_load(report, &of_kind, temperature, axis));
-            }
-        }
-    }
-    plots
+pub(super) fn overview(report: &Report) -> Vec<Option<String>> {
+    let curves = report.curves().into_iter().filter(|curve| curve.len() > 1);
+    curves.flat_map(|curve| against_load(report, &curve)).collect()
 }
 
 /// A metric of a set of requests.
 type Metric = fn(&Figures) -> Option<Point>;
 
-fn against_load(report: &Report, conditions: &[usize], temperature: f64, axis: &str) -> Vec<String> {
+fn against_load(report: &Report, conditions: &[usize]) -> Vec<Option<String>> {
+    let Condition { level, temperature } = report.conditions[conditions[0]];
     let size = |i: usize| report.conditions[i].level.size();
     let metrics: [(&str, &str, Metric); 6] = [
         ("TTFT, median", "ms", |figures| figures.ttft.as_ref().map(median)),
@@ -46,7 +32,7 @@ fn against_load(report: &Report, conditions: &[usize], temperature: f64, axis: &
             figures.e2el.as_ref().map(|e2el| bare(e2el.p99.value / e2el.p50.value))
         }),
     ];
-    let mut plots = vec![speedups_against_load(report, conditions, temperature, axis)];
+    let mut plots = vec![speedups_against_load(report, conditions)];
     for (name, unit, metric) in metrics {
         let of_arm = |(a, arm): (usize, &crate::bench::report::ArmReport)| Series {
             name: arm.name.clone(),
@@ -58,21 +44,24 @@ fn against_load(report: &Report, conditions: &[usize], temperature: f64, axis: &
         };
         let series: Vec<Series> = report.arms.iter().enumerate().map(of_arm).collect();
         let title = format!("{name}, temperature {temperature}");
-        plots.push(lines(&Labels { title: &title, x: axis, y: unit }, &series, Scale::Log, Scale::Linear));
+        plots.push(lines(
+            &Labels { title: &title, x: level.axis(), y: unit },
+            &series,
+            Scale::Log,
+            Scale::Linear,
+        ));
     }
     plots
 }
 
-fn speedups_against_load(report: &Report, conditions: &[usize], temperature: f64, axis: &str) -> String {
+fn speedups_against_load(report: &Report, conditions: &[usize]) -> Option<String> {
+    let Condition { level: load, temperature } = report.conditions[conditions[0]];
     let point = |i: &usize| {
         let speedup = report.comparisons.get(*i)?.overall.speedup?;
         let x = report.conditions[*i].level.size();
         Some(Point { x, y: speedup.value, interval: Some((speedup.low, speedup.high)) })
     };
     let points: Vec<Point> = conditions.iter().filter_map(point).collect();
-    if points.is_empty() {
-        return String::new();
-    }
     let level = |name: &str, class: &str, y: f64| Series {
         name: name.to_owned(),
         class: class.to_owned(),
@@ -82,12 +71,12 @@ fn speedups_against_load(report: &Report, conditions: &[usize], temperature: f64
         (level("even", "even", 1.0), level("threshold", "threshold", report.rules.threshold));
     let speedup = Series { name: "speedup".to_owned(), class: "s0".to_owned(), points };
     let title = format!("Speedup, all task types, temperature {temperature}");
-    let labels = Labels { title: &title, x: axis, y: "time per token, second arm over first" };
+    let labels = Labels { title: &title, x: load.axis(), y: "time per token, second arm over first" };
     lines(&labels, &[speedup, even, threshold], Scale::Log, Scale::Linear)
 }
 
 /// Speedup by task type, distribution of latencies, acceptance by task type and by position.
-pub(super) fn condition(report: &Report, i: usize) -> Vec<String> {
+pub(super) fn condition(report: &Report, i: usize) -> Vec<Option<String>> {
     vec![
         speedups(report, i),
         spread(report, &report.results[i]),
@@ -96,9 +85,8 @@ pub(super) fn condition(report: &Report, i: usize) -> Vec<String> {
     ]
 }
 
-fn speedups(report: &Report, i: usize) -> String {
-    let Some(compared) = report.comparisons.get(i) else { return String::new() };
-    let tasks = report.tasks.iter().map(String::as_str).zip(&compared.by_task);
+fn speedups(report: &Report, i: usize) -> Option<String> {
+    let compared = report.comparisons.get(i)?;
     let row = |(task, found): (&str, &crate::bench::compare::Comparison)| {
         let speedup = found.speedup?;
         Some(IntervalRow {
@@ -109,14 +97,13 @@ fn speedups(report: &Report, i: usize) -> String {
             high: speedup.high,
         })
     };
-    let rows: Vec<IntervalRow> =
-        std::iter::once(("all", &compared.overall)).chain(tasks).filter_map(row).collect();
+    let rows: Vec<IntervalRow> = compared.by_name(&report.tasks).filter_map(row).collect();
     let y = format!("{} over {}, with intervals", report.arms[0].name, report.arms[1].name);
     let labels = Labels { title: "Speedup by task type", x: "", y: &y };
     intervals(&labels, &rows, &[(1.0, "even"), (report.rules.threshold, "threshold")], Scale::Log)
 }
 
-fn spread(report: &Report, results: &[ArmResult]) -> String {
+fn spread(report: &Report, results: &[ArmResult]) -> Option<String> {
     let series = |(a, result): (usize, &ArmResult)| Series {
         name: report.arms[a].name.clone(),
         class: format!("s{a}"),
@@ -137,11 +124,10 @@ fn spread(report: &Report, results: &[ArmResult]) -> String {
     lines(&labels, &series, Scale::Log, Scale::Linear)
 }
 
-fn acceptance(report: &Report, results: &[ArmResult]) -> String {
+fn acceptance(report: &Report, results: &[ArmResult]) -> Option<String> {
     let mut rows = Vec::new();
     for (a, result) in results.iter().enumerate() {
-        let tasks = report.tasks.iter().map(String::as_str).zip(&result.by_task);
-        for (task, figures) in std::iter::once(("all", &result.overall)).chain(tasks) {
+        for (task, figures) in result.by_name(&report.tasks) {
             let Some(found) = &figures.acceptance else { continue };
             let [low, value, high] = found.rate_percentiles;
             rows.push(IntervalRow { name: task.to_owned(), class: format!("s{a}"), low, value, high });
@@ -151,7 +137,7 @@ fn acceptance(report: &Report, results: &[ArmResult]) -> String {
     intervals(&labels, &rows, &[], Scale::Linear)
 }
 
-fn positions(report: &Report, results: &[ArmResult]) -> String {
+fn positions(report: &Report, results: &[ArmResult]) -> Option<String> {
     let series = |(a, result): (usize, &ArmResult)| {
         let by_chunks = result.overall.acceptance.as_ref().and_then(|found| found.per_position.as_ref());
         let rates = result.drafts_per_position.as_ref().or(by_chunks)?;

@@ -22,9 +22,6 @@ pub(super) fn page(report: &Report) -> String {
     // Names of models, arms and task types are untrusted input.
     environment.set_auto_escape_callback(|_| AutoEscape::Html);
     let sections: Vec<Value> = (0..report.conditions.len()).map(|i| section(report, i)).collect();
-    let plots = |all: Vec<String>| -> Vec<Value> {
-        all.into_iter().filter(|svg| !svg.is_empty()).map(Value::from_safe_string).collect()
-    };
     let break_even: Vec<Value> = report
         .break_even
         .iter()
@@ -51,34 +48,25 @@ pub(super) fn page(report: &Report) -> String {
 /// Template values of one condition.
 fn section(report: &Report, i: usize) -> Value {
     let condition = &report.conditions[i];
-    let results = &report.results[i];
-    let mut rows = Vec::new();
-    for task in std::iter::once(None).chain((0..report.tasks.len()).map(Some)) {
-        for (arm, result) in report.arms.iter().zip(results) {
-            let figures = task.map_or(&result.overall, |task| &result.by_task[task]);
-            rows.push(row(task.map_or("all", |task| report.tasks[task].as_str()), &arm.name, figures));
-        }
-    }
-    let compared = report.comparisons.get(i);
-    let verdicts: Vec<serde_json::Value> = compared.map_or_else(Vec::new, |compared| {
-        let tasks = report.tasks.iter().map(String::as_str).zip(&compared.by_task);
-        std::iter::once(("all", &compared.overall))
-            .chain(tasks)
-            .map(|(task, found)| verdict(task, found))
-            .collect()
-    });
-    let plots: Vec<Value> = charts::condition(report, i)
-        .into_iter()
-        .filter(|svg| !svg.is_empty())
-        .map(Value::from_safe_string)
+    let rows: Vec<serde_json::Value> =
+        report.rows(i).map(|(task, arm, figures)| row(task, arm, figures)).collect();
+    let compared = report.comparisons.get(i).into_iter();
+    let verdicts: Vec<serde_json::Value> = compared
+        .flat_map(|compared| compared.by_name(&report.tasks))
+        .map(|(task, found)| verdict(task, found))
         .collect();
     context! {
         name => format!("{}, temperature {}", condition.level.name(), condition.temperature),
         rows => Serde(rows),
         verdicts => Serde(verdicts),
-        failures => failures(report, results),
-        plots,
+        failures => failures(report, &report.results[i]),
+        plots => plots(charts::condition(report, i)),
     }
+}
+
+/// The plots that have something to show.
+fn plots(all: Vec<Option<String>>) -> Vec<Value> {
+    all.into_iter().flatten().map(Value::from_safe_string).collect()
 }
 
 fn failures(report: &Report, results: &[ArmResult]) -> Vec<String> {

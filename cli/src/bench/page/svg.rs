@@ -49,12 +49,15 @@ pub(super) struct IntervalRow {
     pub(super) high: f64,
 }
 
-/// Draws lines; returns an empty string if there are no points.
-pub(super) fn lines(labels: &Labels<'_>, series: &[Series], x_scale: Scale, y_scale: Scale) -> String {
+/// Draws lines; `None` if there are no points.
+pub(super) fn lines(
+    labels: &Labels<'_>,
+    series: &[Series],
+    x_scale: Scale,
+    y_scale: Scale,
+) -> Option<String> {
     let points = || series.iter().flat_map(|line| &line.points);
-    if points().next().is_none() {
-        return String::new();
-    }
+    points().next()?;
     let ends = |point: &Point| point.interval.map_or([point.y; 2], |(low, high)| [low, high]);
     let x = Axis::over(points().map(|point| point.x), x_scale, (LEFT, WIDTH - RIGHT));
     let y = Axis::over(points().flat_map(ends), y_scale, (LINES_HEIGHT - BOTTOM, TOP));
@@ -82,7 +85,7 @@ pub(super) fn lines(labels: &Labels<'_>, series: &[Series], x_scale: Scale, y_sc
     }
     svg.push_str(&text((WIDTH - RIGHT, LINES_HEIGHT - 6.0), "tick end", labels.x));
     svg.push_str("</svg>");
-    svg
+    Some(svg)
 }
 
 /// With few points, their own x values are the ticks: the measured loads, or positions.
@@ -127,15 +130,15 @@ fn draw_line(line: &Series, x: &Axis, y: &Axis) -> String {
     svg
 }
 
-/// Draws rows of intervals over a common axis, with vertical `marks` at notable values.
+/// Draws rows of intervals over a common axis, with vertical `marks` at notable values; `None` without rows.
 pub(super) fn intervals(
     labels: &Labels<'_>,
     rows: &[IntervalRow],
     marks: &[(f64, &str)],
     scale: Scale,
-) -> String {
+) -> Option<String> {
     if rows.is_empty() {
-        return String::new();
+        return None;
     }
     let height = TOP + ROW_HEIGHT * rows.len() as f64 + BOTTOM;
     let marked = marks.iter().map(|(value, _)| *value);
@@ -166,7 +169,7 @@ pub(super) fn intervals(
         ));
     }
     svg.push_str("</svg>");
-    svg
+    Some(svg)
 }
 
 fn open(height: f64, labels: &Labels<'_>) -> String {
@@ -209,9 +212,9 @@ mod tests {
             high: 1.1,
         };
         let labels = Labels { title: "t", x: "x", y: "y" };
-        let svg = intervals(&labels, &[row("</svg><script>"), row("it's")], &[], Scale::Log);
+        let svg = intervals(&labels, &[row("</svg><script>"), row("it's")], &[], Scale::Log).unwrap();
         assert!(!svg.contains("<script>") && svg.contains("&lt;script&gt;") && svg.contains("it&#39;s"));
         assert_eq!(svg.matches("</svg>").count(), 1);
-        assert_eq!(lines(&labels, &[], Scale::Log, Scale::Log), "");
+        assert_eq!(lines(&labels, &[], Scale::Log, Scale::Log), None);
     }
 }

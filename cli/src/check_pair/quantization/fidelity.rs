@@ -1,13 +1,12 @@
 //! Compares a quantized model's logits with its own in bf16, position by position over given texts.
 
-use std::fmt::Write as _;
-
 use serde::Serialize;
 use speculation::TokenId;
 
 use crate::check_pair::WeightsArg;
 use crate::check_pair::error::CheckPairError;
 use crate::check_pair::local::LocalModel;
+use crate::output::line;
 
 /// A prompt and its continuation.
 pub(super) struct Text {
@@ -118,11 +117,10 @@ pub(super) fn table(all: &[Fidelity]) -> String {
     for found in all {
         let Fidelity { model, weights, positions, relative_error, largest_error, mean_kl, greedy_agreement } =
             found;
-        writeln!(
+        line!(
             text,
             "| {model} | {weights} | {relative_error:.4} | {largest_error:.2} | {mean_kl:.5} | {greedy_agreement:.4} | {positions} |"
-        )
-        .expect("a String can always be written to");
+        );
     }
     text
 }

@@ -159,14 +159,7 @@ fn drawn_rows_are_what_the_host_draws_from_the_same_logits() {
 #[test]
 fn the_cpu_draws_nothing_and_says_so() {
     let model = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/qwen3_norms"));
-    let options = LoadOptions {
-        model_dir: model,
-        weights: WeightFormat::AsStored,
-        threads: 1,
-        tensor_parallel: 1,
-        kv_memory_bytes: 1 << 20,
-        max_model_len: None,
-    };
+    let options = LoadOptions::new(model, WeightFormat::AsStored, 1 << 20);
     let mut cpu = Engine::load(&options).unwrap();
     let spec = SequenceSpec::default();
     assert!(!cpu.draws(&spec));

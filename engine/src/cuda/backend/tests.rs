@@ -1,7 +1,7 @@
 //! Whole models on the emulator compared with the CPU engine: the forward, loading, paged KV and formats as
 //! on a GPU.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cpu_kernels::{HeadLayout, MatrixFormat, Segment};
 
@@ -17,14 +17,7 @@ use crate::weights::{Formats, ModelSpec, TensorSource};
 use crate::{Engine, EngineError, LoadOptions, SequenceRows, WeightFormat};
 
 fn options(model: &str, weights: WeightFormat) -> LoadOptions {
-    LoadOptions {
-        model_dir: PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(Path::new(model)),
-        weights,
-        threads: 1,
-        tensor_parallel: 1,
-        kv_memory_bytes: 4 << 20,
-        max_model_len: None,
-    }
+    LoadOptions::new(Path::new(env!("CARGO_MANIFEST_DIR")).join(model), weights, 4 << 20)
 }
 
 fn on_emulator(
@@ -59,10 +52,7 @@ fn the_bundled_draft_gives_the_cpus_logits() {
 fn ballast_changes_no_number() {
     for weights in [WeightFormat::Bf16, WeightFormat::Fp8, WeightFormat::Int8] {
         let options = options("../models/demo/draft", weights);
-        let heavy = Engine::load_with_ballast_by(&options, 500_000, |source, model| {
-            on_emulator(&options, source, model)
-        });
-        let mut heavy = heavy.unwrap();
+        let mut heavy = emulated(&LoadOptions { ballast: 500_000, ..options.clone() });
         assert!(heavy.info().ballast_parameters > 0);
         assert!(run(&mut heavy).unwrap() == run(&mut emulated(&options)).unwrap(), "{weights:?}");
     }

@@ -141,7 +141,6 @@ fn rows_of_trees_have_the_bits_of_chains() {
     let biases = ("qwen2_window_layers", &[("num_attention_heads", 2), ("num_key_value_heads", 1)][..]);
     for ((model, changes), starts) in [(NORMS, &[1, 123][..]), (window, &[29]), (biases, &[16])] {
         let engine = &mut engine(model, changes, alone());
-        assert!(engine.supports_trees());
         starts.iter().for_each(|&start| check(engine, start, model));
     }
 }

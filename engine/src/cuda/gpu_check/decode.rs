@@ -65,7 +65,7 @@ pub(super) fn decode(target: &CheckTarget, shape: Shape, report: &mut Report<'_>
         let Mode { by, graphs, cublaslt_min_rows } = mode;
         let gpus = GpuOptions { memory_utilization: Some(0.9), graphs, cublaslt_min_rows, ..target.gpus() };
         let began = Instant::now();
-        let engine = Engine::random_on_cuda(&options(file.clone(), shape.weights), 1, &gpus);
+        let engine = Engine::random(&options(file.clone(), shape.weights).on_gpus(gpus), 1);
         let took = began.elapsed().as_secs_f64();
         report.say(format!("{by}: made and loaded in {took:.1} s"));
         let (steps, prefill_rows) = if target.is_dry { (1, 40) } else { (20, 512) };

@@ -36,7 +36,7 @@ pub(super) fn library(target: &CheckTarget, report: &mut Report<'_>) -> Result<(
         // With graphs, the second occurrence is captured and the third is replayed.
         for (graphs, times) in [(false, 1), (true, 3)] {
             let gpus = GpuOptions { cublaslt_min_rows: Some(2), graphs, ..target.gpus() };
-            let mut engine = Engine::load_on_cuda(&options, &gpus)?;
+            let mut engine = Engine::load(&options.on_gpus(gpus))?;
             let mut worst = 0.0f32;
             for _ in 0..times {
                 worst = worst.max(distance(&run(&mut engine)?, &expected));

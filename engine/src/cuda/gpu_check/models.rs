@@ -27,7 +27,7 @@ pub(super) fn logits(target: &CheckTarget, report: &mut Report<'_>) -> Result<()
         ] {
             let options = options(model.clone(), weights);
             let expected = run(&mut Engine::load(&options)?)?;
-            let found = run(&mut Engine::load_on_cuda(&options, &target.gpus())?)?;
+            let found = run(&mut Engine::load(&options.on_gpus(target.gpus()))?)?;
             let distance = distance(&found, &expected);
             let case = format!("logits of {} as {weights:?} against the cpu's", model.display());
             report.check(
@@ -50,7 +50,7 @@ fn panels(
     let file = write_config(PANELS, "panels")?;
     let options = options(file.clone(), weights);
     let expected = run(&mut Engine::random(&options, SEED)?)?;
-    let mut engine = Engine::random_on_cuda(&options, SEED, &target.gpus())?;
+    let mut engine = Engine::random(&options.on_gpus(target.gpus()), SEED)?;
     let distance = distance(&run(&mut engine)?, &expected);
     report.check(
         distance <= tolerance,
@@ -80,8 +80,8 @@ fn panels(
 pub(super) fn graphs(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
     let options = options(target.pair.0.clone(), WeightFormat::Bf16);
     let launched = target.gpus();
-    let expected = run(&mut Engine::load_on_cuda(&options, &launched)?)?;
-    let mut engine = Engine::load_on_cuda(&options, &GpuOptions { graphs: true, ..launched })?;
+    let expected = run(&mut Engine::load(&options.on_gpus(launched.clone()))?)?;
+    let mut engine = Engine::load(&options.on_gpus(GpuOptions { graphs: true, ..launched }))?;
     for time in 1..=4 {
         let is_good = run(&mut engine)? == expected;
         report.check(is_good, format!("graphs, time {time}: logits == launched ones"));

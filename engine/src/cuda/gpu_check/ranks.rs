@@ -38,7 +38,7 @@ pub(super) fn ranks(target: &CheckTarget, report: &mut Report<'_>) -> Result<(),
     }
     for weights in [WeightFormat::Bf16, WeightFormat::Fp8, WeightFormat::Int8] {
         let options = options(target.pair.1.clone(), weights);
-        let expected = run(&mut Engine::load_on_cuda(&options, &target.gpus())?)?;
+        let expected = run(&mut Engine::load(&options.on_gpus(target.gpus()))?)?;
         let mut judge = |case: &str, runs: usize, engine: Result<Engine, EngineError>| {
             let (mut engine, mut is_good) = (engine?, true);
             for _ in 0..runs {
@@ -60,7 +60,7 @@ pub(super) fn ranks(target: &CheckTarget, report: &mut Report<'_>) -> Result<(),
         for &count in &counts {
             let ordinals: Vec<usize> = (0..count).collect();
             let all = GpuOptions { ordinals: ordinals.clone(), ..target.gpus() };
-            judge(&format!("nccl with {count} gpus"), 1, Engine::load_on_cuda(&options, &all))?;
+            judge(&format!("nccl with {count} gpus"), 1, Engine::load(&options.on_gpus(all.clone())))?;
             if count > 2 {
                 let engine = by_nccl(&options, target, &ordinals);
                 judge(&format!("nccl with {count} gpus, two phases"), 1, engine)?;
@@ -70,11 +70,11 @@ pub(super) fn ranks(target: &CheckTarget, report: &mut Report<'_>) -> Result<(),
             }
             let gpus = GpuOptions { peer_sums: true, ..all };
             let case = format!("sums over peer pointers of {count} gpus");
-            judge(&format!("{case}, launched"), 1, Engine::load_on_cuda(&options, &gpus))?;
+            judge(&format!("{case}, launched"), 1, Engine::load(&options.on_gpus(gpus.clone())))?;
             // The sums are the same ones for every format.
             if weights == WeightFormat::Bf16 {
                 let gpus = GpuOptions { graphs: true, ..gpus };
-                let engine = Engine::load_on_cuda(&options, &gpus);
+                let engine = Engine::load(&options.on_gpus(gpus));
                 judge(&format!("{case}, replayed"), RUNS_WITH_REPLAYS, engine)?;
             }
         }

@@ -169,7 +169,7 @@ impl Steps {
         // A profiler needs memory of its own.
         let share = if layers.is_some() && !target.is_dry { 0.3 } else { 0.9 };
         let gpus = GpuOptions { memory_utilization: Some(share), ..target.gpus() };
-        let engine = Engine::random_on_cuda(&options(file.clone(), WeightFormat::Bf16), 1, &gpus)?;
+        let engine = Engine::random(&options(file.clone(), WeightFormat::Bf16).on_gpus(gpus), 1)?;
         std::fs::remove_file(&file).map_err(|source| EngineError::Io { path: file, source })?;
         let (model, rates) = (ModelSize::of(&config), rates_of(&device));
         Ok(Self { engine, model, device, rates, repetitions: sizes.repetitions, slots: Vec::new() })

@@ -40,11 +40,11 @@ pub(super) fn speculation(target: &CheckTarget, report: &mut Report<'_>) -> Resu
 /// The bundled pair, with its own acceptance rate.
 fn bundled(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
     let options = |dir: &PathBuf| options(dir.clone(), WeightFormat::Bf16);
-    let mut target_engine = Engine::load_on_cuda(&options(&target.pair.1), &target.gpus())?;
+    let mut target_engine = Engine::load(&options(&target.pair.1).on_gpus(target.gpus()))?;
     let name = "the bundled pair, bf16";
     let text = Text::alone(name, &mut target_engine, if target.is_dry { DRY } else { PAIR })?;
     report.say(format!("{name}: {:.3} ms an id by the target alone", text.ms_per_token));
-    let engine = &mut Engine::load_on_cuda(&options(&target.pair.0), &target.gpus())?;
+    let engine = &mut Engine::load(&options(&target.pair.0).on_gpus(target.gpus()))?;
     text.compare_drafted(Draft { engine, place: "on the gpu", share: None }, &mut target_engine, report)?;
     let engine = &mut Engine::load(&options(&target.pair.0))?;
     text.compare_drafted(Draft { engine, place: "on the host", share: None }, &mut target_engine, report)
@@ -57,9 +57,8 @@ fn large(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineErro
         false => (LARGE, (LLAMA_8B, LLAMA_1B), &ACCEPTANCE_RATES[..]),
     };
     let files = (write_config(shapes.0, "target")?, write_config(shapes.1, "draft")?);
-    let on_gpu = |file: &PathBuf| {
-        Engine::random_on_cuda(&options(file.clone(), WeightFormat::Bf16), 1, &target.gpus())
-    };
+    let on_gpu =
+        |file: &PathBuf| Engine::random(&options(file.clone(), WeightFormat::Bf16).on_gpus(target.gpus()), 1);
     let mut target_engine = on_gpu(&files.0)?;
     let name = if target.is_dry { "tiny shapes" } else { "8B and 1B, random bf16" };
     let text = Text::alone(name, &mut target_engine, sizes)?;

@@ -25,7 +25,7 @@ pub(super) fn text(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), 
         Sizes { prompt: 100, drawn: 200, drafted: 4 }
     };
     let load = |dir: &std::path::PathBuf, weights| {
-        Engine::load_on_cuda(&options(dir.clone(), weights), &target.gpus())
+        Engine::load(&options(dir.clone(), weights).on_gpus(target.gpus()))
     };
     for weights in [WeightFormat::Bf16, WeightFormat::Int8] {
         let mut engines = (load(&target.pair.0, weights)?, load(&target.pair.1, weights)?);

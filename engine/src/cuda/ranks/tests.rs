@@ -41,14 +41,7 @@ fn config(kv_heads: u64, tied: bool) -> tempfile::TempDir {
 }
 
 fn options(dir: &tempfile::TempDir, weights: WeightFormat) -> LoadOptions {
-    LoadOptions {
-        model_dir: dir.path().join("config.json"),
-        weights,
-        threads: 1,
-        tensor_parallel: 1,
-        kv_memory_bytes: 1 << 20,
-        max_model_len: None,
-    }
+    LoadOptions::new(dir.path().join("config.json"), weights, 1 << 20)
 }
 
 fn engine(options: &LoadOptions, ranks: Ranks<Emulator>) -> Engine {

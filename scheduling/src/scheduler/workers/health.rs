@@ -39,11 +39,21 @@ impl Workers {
     /// Records that the target committed tokens of the sequence.
     pub(in crate::scheduler) fn succeeded(&mut self, reservation: &mut Reservation) {
         let Some(worker) = self.workers.get_mut(&reservation.key) else { return };
+        if worker.target_health.is_avoided() {
+            self.changed.insert(reservation.key);
+        }
         worker.target_health.succeeded();
         if !self.crashes.is_empty() {
             self.crashes.remove(&worker.info.address);
         }
         worker.suspects -= u32::from(std::mem::take(&mut reservation.is_suspect));
+    }
+
+    /// Records that a sequence failed at its target. Returns whether that opens the target's breaker.
+    pub(in crate::scheduler) fn failed(&mut self, key: WorkerKey, now: Duration) -> bool {
+        let Some(worker) = self.workers.get_mut(&key) else { return false };
+        self.changed.insert(key);
+        worker.target_health.failed(now)
     }
 
     /// When the first of the targets that get no sequences now may be probed.
@@ -68,6 +78,7 @@ impl Workers {
             worker.check_at = worker.target_health.silent_at(expected);
         }
         self.next_check = self.workers.values().filter_map(|worker| worker.check_at).min();
+        self.changed.extend(&silent);
         silent
     }
 
@@ -108,6 +119,9 @@ impl Workers {
     pub(in crate::scheduler) fn frame_received(&mut self, key: WorkerKey, now: Duration) -> bool {
         let Some(worker) = self.workers.get_mut(&key) else { return false };
         let ends_silence = worker.target_health.frame_received(now);
+        if ends_silence {
+            self.changed.insert(key);
+        }
         // Answers may be outstanding that this frame does not bring.
         if worker.check_at.is_none() && worker.target_health.has_outstanding() {
             self.check_at(key, now + MIN_SILENCE);

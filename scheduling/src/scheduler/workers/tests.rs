@@ -3,6 +3,7 @@
 use super::*;
 use crate::cost::{BatchTimePoint, ForwardShape, StepTimePoint};
 use crate::rollout::{RolloutRules, RolloutSettings};
+use crate::scheduler::events::Report;
 
 /// A target with 10 blocks of 16 ids.
 fn target() -> WorkerInfo {
@@ -50,9 +51,9 @@ fn capacity_is_reserved_within_the_credit_and_returned() {
     assert_eq!(reserved(&workers), 22, "a sequence that outgrows its reservation gets more");
     workers.release(second);
     workers.release(first);
-    let report = Report::Blocks { worker: WorkerKey(1), credit: 20, reserved: 10 };
-    assert_eq!(workers.take_changed_blocks().collect::<Vec<_>>(), [report]);
-    assert_eq!(workers.take_changed_blocks().count(), 0, "reported once");
+    let report = Report::WorkerChanged { worker: WorkerKey(1), credit: 20, reserved: 10, is_usable: true };
+    assert_eq!(workers.take_changed().collect::<Vec<_>>(), [report]);
+    assert_eq!(workers.take_changed().count(), 0, "reported once");
     workers.set_credit(WorkerKey(1), 0);
     assert!(reserve(&mut workers, 1).is_none());
 }
@@ -121,6 +122,63 @@ fn a_target_in_a_crash_loop_joins_with_an_open_breaker_until_a_sequence_succeeds
     }
     workers.join(Duration::ZERO, WorkerKey(9), target());
     assert!(!is_avoided(&workers, WorkerKey(9)), "a success ends the crash loop");
+}
+
+/// Whether each worker is usable, of those that changed since the last call.
+fn usable(workers: &mut Workers) -> Vec<(u64, bool)> {
+    let changed = workers.take_changed().map(|report| match report {
+        Report::WorkerChanged { worker, is_usable, .. } => (worker.0, is_usable),
+        other => panic!("{other:?}"),
+    });
+    changed.collect()
+}
+
+#[test]
+fn a_target_is_unusable_from_its_failures_to_its_next_success() {
+    let (mut workers, marks) = (with_target(), PrefixMarks::default());
+    assert_eq!(usable(&mut workers), [(1, true)]);
+    let second = Duration::from_secs(1);
+    for failure in 1..=FAILURES_TO_OPEN {
+        assert_eq!(workers.failed(WorkerKey(1), second), failure == FAILURES_TO_OPEN);
+    }
+    assert_eq!(usable(&mut workers), [(1, false)]);
+    let mut probe = workers.reserve_target(&placement_request(10, 10, &marks)).unwrap();
+    assert_eq!(usable(&mut workers), [(1, false)], "a probe alone proves nothing");
+    workers.succeeded(&mut probe);
+    assert_eq!(usable(&mut workers), [(1, true)]);
+    workers.succeeded(&mut probe);
+    assert!(usable(&mut workers).is_empty(), "nothing changed");
+    // The same for one that does not answer.
+    workers.request_sent(&mut probe, second);
+    let worker = workers.get(WorkerKey(1)).unwrap();
+    let silent_at = worker.target_health.silent_at(worker.expected_steps()).unwrap();
+    assert_eq!(workers.newly_silent(silent_at), [WorkerKey(1)]);
+    assert_eq!(usable(&mut workers), [(1, false)]);
+    workers.frame_received(WorkerKey(1), silent_at);
+    assert_eq!(usable(&mut workers), [(1, true)]);
+}
+
+#[test]
+fn a_draft_worker_is_usable_if_it_answers_and_fits_a_connected_target() {
+    let mut workers = Workers::default();
+    let info = |role, tokenizer: &str| WorkerInfo {
+        tokenizer_fingerprint: tokenizer.to_owned(),
+        ..WorkerInfo::of(role, "m")
+    };
+    workers.join(Duration::ZERO, WorkerKey(1), info(Role::Draft, "a"));
+    assert_eq!(usable(&mut workers), [(1, true)], "there is no target that it does not fit");
+    workers.join(Duration::ZERO, WorkerKey(2), info(Role::Target, "b"));
+    assert_eq!(usable(&mut workers), [(1, false), (2, true)]);
+    workers.join(Duration::ZERO, WorkerKey(3), info(Role::Target, "a"));
+    assert_eq!(usable(&mut workers), [(1, true), (3, true)]);
+    workers.leave(WorkerKey(3));
+    assert_eq!(usable(&mut workers), [(1, false)]);
+    workers.leave(WorkerKey(2));
+    assert_eq!(usable(&mut workers), [(1, true)]);
+    let second = Duration::from_secs(1);
+    assert!(workers.get_mut(WorkerKey(1)).unwrap().draft_health.deadline_missed(Duration::ZERO, second));
+    workers.health_changed(WorkerKey(1));
+    assert_eq!(usable(&mut workers), [(1, false)]);
 }
 
 #[test]

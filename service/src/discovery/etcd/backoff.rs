@@ -1,5 +1,7 @@
-//! Exponential backoff between attempts, with one log line per outage instead of one per attempt.
+//! Exponential backoff between attempts, with one log line per fault of an etcd member instead of one per
+//! attempt.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::Fault;
@@ -11,11 +13,13 @@ const LONGEST: Duration = Duration::from_secs(1);
 pub(super) struct Backoff {
     activity: &'static str,
     failures: u32,
+    /// Members and faults of this outage.
+    faults: BTreeSet<(String, String)>,
 }
 
 impl Backoff {
     pub(super) fn new(activity: &'static str) -> Self {
-        Self { activity, failures: 0 }
+        Self { activity, failures: 0, faults: BTreeSet::new() }
     }
 
     /// Records a success.
@@ -24,18 +28,25 @@ impl Backoff {
             tracing::info!(activity = self.activity, attempts = self.failures, "etcd is reachable again");
         }
         self.failures = 0;
+        self.faults.clear();
     }
 
-    /// Records a failure and waits. Cancel safety: safe.
-    pub(super) async fn failed(&mut self, fault: &Fault) {
-        if self.failures == 0 {
-            tracing::warn!(activity = self.activity, %fault, "etcd request failed: retrying until it succeeds");
+    /// Records a failure at this etcd member and waits. Cancel safety: safe.
+    pub(super) async fn failed(&mut self, member: &str, fault: &Fault) {
+        let (activity, fault) = (self.activity, fault.to_string());
+        if self.is_new(member, &fault) {
+            tracing::warn!(activity, member, fault, "etcd request failed: retrying until it succeeds");
         } else {
-            tracing::debug!(activity = self.activity, %fault, attempts = self.failures, "etcd still fails");
+            tracing::debug!(activity, member, fault, attempts = self.failures, "etcd still fails");
         }
         let pause = self.pause();
         self.failures = self.failures.saturating_add(1);
         tokio::time::sleep(pause).await;
+    }
+
+    /// Notes the fault; returns whether the member did not have it before in this outage.
+    fn is_new(&mut self, member: &str, fault: &str) -> bool {
+        self.faults.insert((member.to_owned(), fault.to_owned()))
     }
 
     fn pause(&self) -> Duration {
@@ -59,5 +70,25 @@ mod tests {
         assert!(pauses.is_sorted() && pauses.ends_with(&[LONGEST; 30]));
         backoff.succeeded();
         assert_eq!(backoff.pause(), SHORTEST);
+    }
+
+    /// An etcd that comes back and refuses has another fault than one that is gone, and each member has its
+    /// own. Faults that alternate are not new.
+    #[test]
+    fn a_fault_is_new_once_for_each_member_and_outage() {
+        let mut backoff = Backoff::new("test");
+        for (member, fault, is_new) in [
+            ("one:2379", "connection refused", true),
+            ("two:2379", "connection refused", true),
+            ("one:2379", "connection refused", false),
+            ("two:2379", "no space", true),
+            ("two:2379", "connection refused", false),
+            ("two:2379", "no space", false),
+            ("one:2379", "no space", true),
+        ] {
+            assert_eq!(backoff.is_new(member, fault), is_new, "{member}: {fault}");
+        }
+        backoff.succeeded();
+        assert!(backoff.is_new("one:2379", "connection refused"), "another outage");
     }
 }

@@ -14,26 +14,34 @@ use super::super::publish;
 use super::backoff::Backoff;
 use super::{EtcdCluster, Fault, Member, Members, within_timeout};
 
-/// Publishes the membership; never returns.
-pub(super) async fn keep_following(cluster: &EtcdCluster, members: &watch::Sender<Members>) {
+/// Publishes the membership, and whether its changes are seen; never returns.
+pub(super) async fn keep_following(
+    cluster: &EtcdCluster,
+    members: &watch::Sender<Members>,
+    watched: &watch::Sender<bool>,
+) {
     let mut backoff = Backoff::new("watching");
     loop {
+        let etcd_member = cluster.next_member();
+        let session = follow_once((cluster, etcd_member), (members, watched), &mut backoff);
         // Boxed because the client's futures are large.
-        let Err(fault) = Box::pin(follow_once(cluster, members, &mut backoff)).await;
-        backoff.failed(&fault).await;
+        let Err(fault) = Box::pin(session).await;
+        watched.send_replace(false);
+        backoff.failed(etcd_member, &fault).await;
     }
 }
 
 async fn follow_once(
-    cluster: &EtcdCluster,
-    members: &watch::Sender<Members>,
+    (cluster, etcd_member): (&EtcdCluster, &str),
+    (members, watched): (&watch::Sender<Members>, &watch::Sender<bool>),
     backoff: &mut Backoff,
 ) -> Result<Infallible, Fault> {
-    let mut client = cluster.connect().await?;
+    let mut client = cluster.connect(etcd_member).await?;
     let (revision, present) = cluster.read_all(&mut client).await?;
     publish(members, present.clone());
     let changes = cluster.changes_from(&mut client, revision + 1).await?;
     backoff.succeeded();
+    watched.send_replace(true);
     follow_changes(cluster, changes, present, members).await
 }
 

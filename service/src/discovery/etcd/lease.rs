@@ -41,8 +41,9 @@ pub(super) async fn keep_registered(
     // Outlives its session: the key may still be listed under it while the next session cannot start.
     let mut granted = GrantedLease::default();
     loop {
+        let etcd_member = cluster.next_member();
         let session = async {
-            let mut client = cluster.connect().await?;
+            let mut client = cluster.connect(etcd_member).await?;
             let (lease, renewals) = granted.renew_or_grant(&mut client).await?;
             let key = Key { cluster, lease, worker: &worker };
             hold_lease(&key, (client, renewals), &mut backoff).await
@@ -61,7 +62,7 @@ pub(super) async fn keep_registered(
             biased;
             // The lease may still be valid.
             () = &mut stopped => break,
-            () = backoff.failed(&fault) => {}
+            () = backoff.failed(etcd_member, &fault) => {}
         }
     }
     worker.listed.send_replace(false);

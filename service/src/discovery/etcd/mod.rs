@@ -22,6 +22,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{Discovery, DiscoveryError, EtcdUser, Member, Members, Registration, Unlisted};
+use crate::error_text::causes_text;
 use crate::shutdown::Lifetime;
 use crate::tls::ClientTls;
 
@@ -45,7 +46,7 @@ const PING_EVERY: Duration = Duration::from_secs(6);
 #[derive(Debug)]
 pub(super) struct EtcdCluster {
     endpoints: Vec<String>,
-    /// Number of connections started: each uses the next etcd member.
+    /// Number of etcd members taken in turn, one for each connection.
     connects: AtomicUsize,
     tls: Option<ClientTls>,
     user: Option<EtcdUser>,
@@ -56,12 +57,10 @@ pub(super) struct EtcdCluster {
 /// Why a session with etcd ended.
 #[derive(Debug, thiserror::Error)]
 enum Fault {
-    #[error("{0}")]
+    #[error("{}", call_text(.0))]
     Call(#[from] etcd_client::Error),
     #[error("no answer within {CALL_TIMEOUT:?}")]
     Timeout,
-    #[error("no etcd endpoint is configured")]
-    NoMember,
     #[error("the lease expired")]
     LeaseLost,
     #[error("the watch was cancelled: {0}")]
@@ -76,17 +75,24 @@ pub(super) struct Etcd {
     lifetime: Lifetime,
     /// Started by the first watch, because workers do not need it.
     members: Mutex<Option<watch::Receiver<Members>>>,
+    /// Whether the watch sees changes.
+    watched: watch::Sender<bool>,
 }
 
 impl Etcd {
     pub(super) fn new(cluster: EtcdCluster, lifetime: &Lifetime) -> Self {
-        Self { cluster: Arc::new(cluster), lifetime: lifetime.clone(), members: Mutex::default() }
+        Self {
+            cluster: Arc::new(cluster),
+            lifetime: lifetime.clone(),
+            members: Mutex::default(),
+            watched: watch::Sender::new(false),
+        }
     }
 
     fn start_following(&self) -> watch::Receiver<Members> {
         let (sender, receiver) = watch::channel(Members::default());
-        let cluster = Arc::clone(&self.cluster);
-        let following = async move { follow::keep_following(&cluster, &sender).await };
+        let (cluster, watched) = (Arc::clone(&self.cluster), self.watched.clone());
+        let following = async move { follow::keep_following(&cluster, &sender, &watched).await };
         self.lifetime.spawn_essential("etcd-watch", self.lifetime.until_cancelled(following));
         receiver
     }
@@ -122,6 +128,10 @@ impl Discovery for Etcd {
         Ok(members.get_or_insert_with(|| self.start_following()).clone())
     }
 
+    fn watched(&self) -> watch::Receiver<bool> {
+        self.watched.subscribe()
+    }
+
     /// Keys disappear with their lease, by hand, or with etcd's data.
     fn unlisted(&self) -> Unlisted {
         Unlisted::Unknown
@@ -129,10 +139,11 @@ impl Discovery for Etcd {
 }
 
 impl EtcdCluster {
-    /// Creates a cluster of the members at `endpoints`, used in this order, beginning with a random one.
+    /// Creates a cluster of the members at `endpoints`, at least one, used in this order, beginning with a
+    /// random one.
     pub(super) fn new(endpoints: Vec<String>, prefix: &str) -> Self {
         // The hasher's keys are random, so processes begin at different members.
-        let first = RandomState::new().hash_one(prefix) as usize % endpoints.len().max(1);
+        let first = RandomState::new().hash_one(prefix) as usize % endpoints.len();
         let workers = format!("{prefix}/workers/");
         Self { endpoints, connects: AtomicUsize::new(first), tls: None, user: None, workers }
     }
@@ -147,11 +158,15 @@ impl EtcdCluster {
         Self { user, ..self }
     }
 
-    /// Opens a new connection to the next etcd member. A connection uses a single member: with all of them in
-    /// one connection, calls would also go to dead members.
-    async fn connect(&self) -> Result<Client, Fault> {
+    /// Returns the etcd member that the next connection is opened to, as `HOST:PORT`.
+    fn next_member(&self) -> &str {
         let turn = self.connects.fetch_add(1, Ordering::Relaxed);
-        let endpoint = self.endpoints.get(turn % self.endpoints.len().max(1)).ok_or(Fault::NoMember)?;
+        &self.endpoints[turn % self.endpoints.len()]
+    }
+
+    /// Opens a new connection to this etcd member. A connection uses a single member: with all of them in
+    /// one connection, calls would also go to dead members.
+    async fn connect(&self, member: &str) -> Result<Client, Fault> {
         let mut options = ConnectOptions::new()
             .with_connect_timeout(CALL_TIMEOUT)
             .with_keep_alive(PING_EVERY, CALL_TIMEOUT)
@@ -165,11 +180,19 @@ impl EtcdCluster {
         if let Some(user) = &self.user {
             options = options.with_user(&user.name, user.password.expose());
         }
-        within_timeout(Client::connect([endpoint], Some(options))).await
+        within_timeout(Client::connect([member], Some(options))).await
     }
 
     fn key_of(&self, member: &Member) -> String {
         format!("{}{}", self.workers, member.id)
+    }
+}
+
+/// The text of a failed call. The client's error hides the cause of one that did not reach etcd.
+fn call_text(error: &etcd_client::Error) -> String {
+    match error {
+        etcd_client::Error::TransportError(error) => causes_text(error),
+        error => error.to_string(),
     }
 }
 

@@ -58,6 +58,33 @@ impl Rules for Ours {
     }
 }
 
+/// The rules of this crate, with a deadline of 1 to k forwards that drops what arrives later. It depends only
+/// on the position.
+struct WithDeadline {
+    /// A fault: the draft is answered once a stop token is drawn.
+    ends_at_stop_token: bool,
+}
+
+/// The text of these tests goes on behind it.
+const STOP_TOKEN: TokenId = 2;
+
+impl Rules for WithDeadline {
+    fn propose(&self, spec: &SequenceSpec, ids: &[TokenId], k: usize) -> Draft {
+        let mut draft = Ours.propose(spec, ids, k);
+        let stop = draft.token_ids.iter().position(|&id| id == STOP_TOKEN);
+        let num_forwards = stop.filter(|_| self.ends_at_stop_token).map_or(k, |stop| stop + 1);
+        if num_forwards > 1 + ids.len() % k {
+            return Draft::default();
+        }
+        draft.truncate(k as u32, num_forwards);
+        draft
+    }
+
+    fn verify(&self, spec: &SequenceSpec, ids: &[TokenId], draft: &Draft) -> Vec<TokenId> {
+        Ours.verify(spec, ids, draft)
+    }
+}
+
 /// P after the whole pipeline, one entry per token, computed with the naive twin.
 pub(crate) fn probabilities(row: &[f32], spec: &SequenceSpec) -> Vec<f64> {
     let mut logits = row.to_vec();
@@ -162,6 +189,17 @@ fn planted_mutants_are_rejected() {
     }
     let p = fit(&Mutant::NoiseByOffset, &spec, 0);
     assert!(p < FALSE_POSITIVES, "noise by offset passes with a p-value of {p:e}");
+}
+
+#[test]
+fn a_deadline_changes_no_law_if_every_draft_takes_k_forwards() {
+    let spec = spec(AcceptanceMode::Rejection, plain());
+    for k in [2, 3] {
+        let p = fit(&WithDeadline { ends_at_stop_token: false }, &spec, k);
+        assert!(p > FALSE_POSITIVES, "k {k}: p-value {p:e}");
+        let p = fit(&WithDeadline { ends_at_stop_token: true }, &spec, k);
+        assert!(p < FALSE_POSITIVES, "drafts that end at a stop token pass at k {k} with a p-value of {p:e}");
+    }
 }
 
 /// Checks that the mutants above differ from the crate only by their fault.

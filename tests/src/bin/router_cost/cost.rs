@@ -7,7 +7,6 @@
 //! busy is marked invalid. Each window is followed by one of a [relay](crate::relay) with the same frames and
 //! events at the same rate, which shows the share of libraries and kernel on this machine at this time.
 
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +14,11 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use outrider_cli::cluster::usage::{CpuSnapshot, CpuUsage};
 use outrider_cli::cluster::{Binaries, ClusterSpec, DraftKind, NoLogs, ProcessCluster, ROUTER, TargetKind};
-use outrider_cli::load::prompts::Content;
-use outrider_cli::load::{Access, Client, Endpoint, Prompt, Schedule, Settings};
 use tests::metrics::Page;
 use tests::pair::root;
 use tests::wait::{WAIT_TIMEOUT, until};
 
+use crate::load::{Streams, quiet, until_under_way};
 use crate::relay::Load;
 use crate::worker_url;
 
@@ -34,10 +32,6 @@ const TIME_SCALE_MIN: f64 = 0.05;
 /// microseconds.
 const EVENT_US: f64 = 14.0;
 const TOKEN_US: f64 = 1.5;
-
-/// Drafts of this task type are accepted with probability 0.82 per position in the profiles: at k = 4, 3.5
-/// tokens per verification.
-pub(crate) const TASK_TYPE: &str = "easy";
 
 /// KV blocks of each worker: 1,024 streams of 30,000 tokens.
 const AMPLE_KV_BLOCKS: i64 = 2_000_000;
@@ -131,27 +125,8 @@ async fn measure(args: &Args, binaries: &Binaries, (streams, k): (usize, u32)) -
     let cluster = start(&args.profile, binaries, time_scale, Vec::new()).await?;
     // Enough tokens for three times the window, to cover the time before and after it.
     let tokens_each = 64 + (3.0 * args.seconds * rounds_per_second * if k > 0 { 4.0 } else { 1.0 }) as u32;
-    let endpoint = Endpoint::connect(&cluster.http_url(), Access::default()).await?;
-    let mut fields = serde_json::Map::new();
-    fields.insert("ignore_eos".to_owned(), true.into());
-    let max_tokens = tokens_each.min(30_000);
-    let settings = Settings { max_tokens, num_draft_tokens: Some(k), fields, ..Settings::default() };
-    let prompt = |i: usize| Prompt {
-        task: TASK_TYPE.to_owned(),
-        content: Content::Prompt(format!("stream number {i} of many")),
-    };
-    let requests: Vec<_> = (0..streams).map(|i| settings.request(&endpoint, &prompt(i))).collect();
-    let client = Client::new(endpoint);
-    let schedule = Schedule::Closed { concurrency: streams };
-    let cost = tokio::select! {
-        run = client.drive(&requests, &schedule, |_| ()) => {
-            let samples = run.samples(&requests);
-            let failed = samples.iter().find(|sample| !sample.is_completed());
-            let failure = failed.map(|sample| sample.outcome.explain());
-            anyhow::bail!("the streams ended before the window did: {failure:?}");
-        }
-        cost = window(&cluster, streams as u64, args.seconds) => cost?,
-    };
+    let clients = Streams::new(&cluster.http_url(), streams, (k, tokens_each.min(30_000))).await?;
+    let cost = clients.run_during(window(&cluster, streams as u64, args.seconds)).await?;
     cluster.stop().await;
     let relay = relay_cost_us(&cost, (streams, k), args.seconds).await?;
     Ok(cost.compare_with_relay(relay, (streams, k), time_scale))
@@ -184,10 +159,7 @@ pub(crate) async fn start(
     let ample_kv_profile = directory.path().join("with_ample_kv.toml");
     std::fs::write(&ample_kv_profile, with_ample_kv(&root().join(profile))?)?;
     let target = TargetKind::Synthetic { profile: ample_kv_profile, time_scale };
-    let mut spec = ClusterSpec::new(binaries.clone(), target, DraftKind::Synthetic);
-    spec.threads = Some(NonZeroUsize::MIN);
-    spec.log = Some("error".to_owned());
-    spec.grace = Duration::from_secs(1);
+    let mut spec = quiet(ClusterSpec::new(binaries.clone(), target, DraftKind::Synthetic));
     spec.env = env;
     spec.router_args = vec!["--max-sequences".to_owned(), "4096".to_owned()];
     Ok(ProcessCluster::start(spec, Arc::new(NoLogs), WAIT_TIMEOUT).await?)
@@ -205,12 +177,7 @@ async fn relay_cost_us(cost: &Cost, (streams, k): (usize, u32), seconds: f64) ->
     let target_us = (micros * share) as u64;
     let draft_us = if k > 0 { target_us } else { 0 };
     let relay = Load { streams, frame, target_us, draft_us }.start().await?;
-    let endpoint = Endpoint::connect(&relay.url, Access::default()).await?;
-    let settings = Settings { max_tokens: 1, ..Settings::default() };
-    let prompt = Prompt { task: TASK_TYPE.to_owned(), content: Content::Prompt("a stream".to_owned()) };
-    let requests: Vec<_> = (0..streams).map(|_| settings.request(&endpoint, &prompt)).collect();
-    let client = Client::new(endpoint);
-    let schedule = Schedule::Closed { concurrency: streams };
+    let clients = Streams::new(&relay.url, streams, (k, 1)).await?;
     let window = async {
         let events_written = async || anyhow::Ok(Page::scrape(&relay.url).await?.total("events"));
         until("all streams are under way", async || {
@@ -223,10 +190,7 @@ async fn relay_cost_us(cost: &Cost, (streams, k): (usize, u32), seconds: f64) ->
         ensure!(last > first, "the relay wrote no event within the window: raise --seconds");
         anyhow::Ok(before.usage_until(&after).cpu * 1e6 / (last - first))
     };
-    let micros = tokio::select! {
-        _ = client.drive(&requests, &schedule, |_| ()) => anyhow::bail!("the relay ended its streams"),
-        micros = window => micros?,
-    };
+    let micros = clients.run_during(window).await?;
     relay.stop().await?;
     Ok(micros)
 }
@@ -234,12 +198,7 @@ async fn relay_cost_us(cost: &Cost, (streams, k): (usize, u32), seconds: f64) ->
 /// Measures the router while all streams run.
 async fn window(cluster: &ProcessCluster, streams: u64, seconds: f64) -> anyhow::Result<Cost> {
     let (url, router) = (cluster.admin_url(ROUTER)?, cluster.process(ROUTER)?.pid());
-    until("all streams are under way", async || {
-        let page = Page::scrape(&url).await?;
-        let is_running = page.sum("vllm:num_requests_running") == streams;
-        Ok(is_running && page.sum("vllm:generation_tokens_total") > TOKENS_TO_START * streams)
-    })
-    .await?;
+    until_under_way(&url, streams, TOKENS_TO_START).await?;
     let target = worker_url(cluster, "target")?;
     let (target_before, before, first) =
         (Page::scrape(&target).await?, Page::scrape(&url).await?, CpuSnapshot::at(router)?);

@@ -6,18 +6,16 @@
 //! minus the time that both workers spent in forwards, is what router, wire, listeners, mailboxes and threads
 //! add. If forwards did not contain all rows (the sequences lost lockstep), the window is marked invalid.
 
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use outrider_cli::cluster::usage::CpuSnapshot;
 use outrider_cli::cluster::{Binaries, ClusterSpec, DraftKind, NoLogs, ProcessCluster, ROUTER, TargetKind};
-use outrider_cli::load::prompts::Content;
-use outrider_cli::load::{Access, Client, Endpoint, Prompt, Schedule, Settings};
 use tests::metrics::Page;
-use tests::wait::{WAIT_TIMEOUT, until};
+use tests::wait::WAIT_TIMEOUT;
 
 use crate::echo::Echo;
+use crate::load::{Streams, quiet, until_under_way};
 use crate::worker_url;
 
 const K: u32 = 4;
@@ -99,24 +97,10 @@ async fn measure(args: &Args, binaries: &Binaries, sequences: u64) -> anyhow::Re
     let profile = directory.path().join("even.toml");
     std::fs::write(&profile, even_profile())?;
     let target = TargetKind::Synthetic { profile, time_scale: 1.0 };
-    let mut spec = ClusterSpec::new(binaries.clone(), target, DraftKind::Synthetic);
-    spec.threads = Some(NonZeroUsize::MIN);
-    spec.log = Some("error".to_owned());
-    spec.grace = Duration::from_secs(1);
+    let spec = quiet(ClusterSpec::new(binaries.clone(), target, DraftKind::Synthetic));
     let cluster = ProcessCluster::start(spec, Arc::new(NoLogs), WAIT_TIMEOUT).await?;
-    let endpoint = Endpoint::connect(&cluster.http_url(), Access::default()).await?;
-    let mut fields = serde_json::Map::new();
-    fields.insert("ignore_eos".to_owned(), true.into());
-    let settings = Settings { max_tokens: 100_000, num_draft_tokens: Some(K), fields, ..Settings::default() };
-    let prompt =
-        |i: u64| Prompt { task: "even".to_owned(), content: Content::Prompt(format!("sequence number {i}")) };
-    let requests: Vec<_> = (0..sequences).map(|i| settings.request(&endpoint, &prompt(i))).collect();
-    let client = Client::new(endpoint);
-    let schedule = Schedule::Closed { concurrency: sequences as usize };
-    let rounds = tokio::select! {
-        _ = client.drive(&requests, &schedule, |_| ()) => anyhow::bail!("the sequences ended before the window did"),
-        rounds = window(&cluster, sequences, args.seconds) => rounds?,
-    };
+    let clients = Streams::new(&cluster.http_url(), sequences as usize, (K, 100_000)).await?;
+    let rounds = clients.run_during(window(&cluster, sequences, args.seconds)).await?;
     cluster.stop().await;
     Ok(rounds)
 }
@@ -139,12 +123,7 @@ impl WorkerCounters {
 
 async fn window(cluster: &ProcessCluster, sequences: u64, seconds: f64) -> anyhow::Result<Rounds> {
     let (url, router) = (cluster.admin_url(ROUTER)?, cluster.process(ROUTER)?.pid());
-    until("all sequences are under way", async || {
-        let page = Page::scrape(&url).await?;
-        let is_running = page.sum("vllm:num_requests_running") == sequences;
-        Ok(is_running && page.sum("vllm:generation_tokens_total") > 100 * sequences)
-    })
-    .await?;
+    until_under_way(&url, sequences, 100).await?;
     let (first, before) = (WorkerCounters::read(cluster).await?, CpuSnapshot::at(router)?);
     tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
     let (last, after) = (WorkerCounters::read(cluster).await?, CpuSnapshot::at(router)?);

@@ -11,6 +11,7 @@ mod cost;
 mod echo;
 mod helper;
 mod latency;
+mod load;
 mod relay;
 mod scale;
 mod traces;

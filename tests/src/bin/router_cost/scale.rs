@@ -29,6 +29,8 @@ use worker::config::SyntheticConfig;
 
 use outrider_cli::cluster::usage::{CpuSnapshot, resident_mib};
 
+use crate::load::quiet;
+
 /// Task types of the requests: two that the profiles know, and one that they do not.
 const TASK_TYPES: [&str; 3] = ["easy", "hard", "other"];
 
@@ -129,11 +131,9 @@ async fn start_workers(args: &Args, lifetime: &Lifetime) -> anyhow::Result<Strin
 /// A router that discovers workers from `list`; no workers are started.
 async fn start_router(args: &Args, binaries: &Binaries, list: &Path) -> anyhow::Result<ProcessCluster> {
     let no_target = TargetKind::Synthetic { profile: args.profile.clone(), time_scale: args.time_scale };
-    let mut spec = ClusterSpec::new(binaries.clone(), no_target, DraftKind::None);
+    let mut spec = quiet(ClusterSpec::new(binaries.clone(), no_target, DraftKind::None));
     spec.target_workers = 0;
     spec.discovery = Discovery::Uri(format!("static:{}", list.display()));
-    spec.log = Some("error".to_owned());
-    spec.grace = Duration::from_secs(1);
     let sequences = args.sequences.to_string();
     spec.router_args =
         ["--max-sequences", &sequences, "--max-waiting-requests", "4096"].map(str::to_owned).to_vec();

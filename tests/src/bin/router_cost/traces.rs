@@ -20,15 +20,14 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 };
 use outrider_cli::cluster::usage::CpuSnapshot;
 use outrider_cli::cluster::{Binaries, ProcessCluster};
-use outrider_cli::load::prompts::Content;
-use outrider_cli::load::{Access, Client, Endpoint, Prompt, Schedule, Settings};
 use service::shutdown::Lifetime;
 use tests::metrics::Page;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
 
-use crate::cost::{TASK_TYPE, start};
+use crate::cost::start;
+use crate::load::Streams;
 
 /// Export delay of spans, short enough for the export to fall into the window.
 const EXPORT_DELAY: Duration = Duration::from_millis(500);
@@ -102,24 +101,11 @@ async fn measure(args: &Args, binaries: &Binaries, sampled: Option<&str>) -> any
     let sink = Sink::start().await?;
     let env = sampled.map_or_else(Vec::new, |share| sink.environment(share));
     let cluster = start(&args.profile, binaries, args.time_scale, env).await?;
-    let endpoint = Endpoint::connect(&cluster.http_url(), Access::default()).await?;
-    let mut fields = serde_json::Map::new();
-    fields.insert("ignore_eos".to_owned(), true.into());
-    let settings =
-        Settings { max_tokens: args.max_tokens, num_draft_tokens: Some(4), fields, ..Settings::default() };
-    let prompt = |i: usize| Prompt {
-        task: TASK_TYPE.to_owned(),
-        content: Content::Prompt(format!("request number {i} of many")),
-    };
-    let requests: Vec<_> = (0..args.requests).map(|i| settings.request(&endpoint, &prompt(i))).collect();
-    let client = Client::new(endpoint);
+    let clients = Streams::new(&cluster.http_url(), args.requests, (4, args.max_tokens)).await?;
     let before = snapshots(&cluster)?;
-    let schedule = Schedule::Closed { concurrency: args.streams };
-    let samples = client.drive(&requests, &schedule, |_| ()).await.samples(&requests);
+    clients.finish(args.streams).await?;
     tokio::time::sleep(2 * EXPORT_DELAY).await;
     let after = snapshots(&cluster)?;
-    let failure = samples.iter().find(|sample| !sample.is_completed()).map(|sample| sample.outcome.explain());
-    ensure!(failure.is_none(), "a request failed: {failure:?}");
     let page = Page::scrape(&cluster.admin_url("router")?).await?;
     let tokens = page.total("vllm:generation_tokens_total");
     ensure!(tokens > 0.0, "no token was generated: raise --requests");

@@ -55,7 +55,7 @@ fn nodes_change_no_bit() {
         kernels: Some(driver.kernels.clone()),
         ..GpuOptions::for_devices(ordinals)
     };
-    let mut alone = Engine::random_on_cuda(&options, 7, &gpus(&[0])).unwrap();
+    let mut alone = Engine::random(&options.on_gpus(gpus(&[0])), 7).unwrap();
     let expected = bits(&mut alone);
     for (leaders, followers) in [(&[0][..], &[1][..]), (&[0, 1], &[2, 3])] {
         let [leader, follower] = nodes_of_threads(2).try_into().ok().expect("two nodes");

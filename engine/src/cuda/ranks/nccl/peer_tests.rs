@@ -305,7 +305,7 @@ fn models_have_the_bits_of_one_rank() {
     let engine = |ordinals: &[usize], peer_sums, graphs| {
         let kernels = Some(driver.kernels.clone());
         let gpus = GpuOptions { kernels, peer_sums, graphs, ..GpuOptions::for_devices(ordinals) };
-        Engine::random_on_cuda(&options, 7, &gpus).unwrap()
+        Engine::random(&options.on_gpus(gpus), 7).unwrap()
     };
     let mut whole = engine(&[0], false, false);
     let numerics_id = whole.info().numerics_id.clone();

@@ -1,6 +1,8 @@
 //! Request body of `/v1/responses`. As for chat completions, unknown fields are refused by name, and so are
 //! unsupported fields that would change the answer.
 
+use std::sync::Arc;
+
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
@@ -13,7 +15,7 @@ use super::tool_search::loaded_tools;
 use super::tools::{ClientTools, as_functions};
 use crate::api::conversation::ConversationBuilder;
 use crate::api::disabled::{is_disabled, refuse_fields, unsupported};
-use crate::api::functions::{ToolFormat, call_id};
+use crate::api::functions::{ParsedTools, ToolFormat, call_id};
 use crate::api::integer;
 use crate::api::json::to_json;
 use crate::api::object::Object;
@@ -140,10 +142,10 @@ pub(super) struct ResponseOptions {
     pub(super) drop_oldest_items: bool,
     /// Isolation key of the caller.
     isolation_key: u64,
-    /// The conversation for later responses, without this response's text.
-    conversation: Vec<ConversationMessage>,
+    /// The conversation for later responses, without this response's text; empty if it is not stored.
+    conversation: Vec<Arc<ConversationMessage>>,
     /// The items of the input, as JSON; empty if the response is not stored.
-    input: String,
+    input: Arc<str>,
 }
 
 impl ResponseOptions {
@@ -156,17 +158,23 @@ impl ResponseOptions {
         count.add("metadata", self.metadata.values())
     }
 
-    /// Stores a complete response, unless the client opted out.
-    pub(super) fn store(&self, responses: &ResponseStore, id: &str, parts: &[OutputPart], json: &str) {
+    /// Stores a complete response, unless the client opted out; `json` writes it.
+    pub(super) fn store(
+        &self,
+        responses: &ResponseStore,
+        id: &str,
+        parts: &[OutputPart],
+        json: impl FnOnce() -> String,
+    ) {
         if !self.store {
             return;
         }
         let mut builder = ConversationBuilder::continuing(self.conversation.clone());
         builder.push_output(parts, |call| function_call_id(id, call));
         let stored = StoredResponse {
-            conversation: builder.into_messages(),
-            input: self.input.clone(),
-            json: json.to_owned(),
+            conversation: builder.into_shared(),
+            input: Arc::clone(&self.input),
+            json: json(),
         };
         responses.put(self.isolation_key, id, stored);
     }
@@ -193,11 +201,12 @@ impl Body {
     /// Converts the body to the common request, which continues the `earlier` messages.
     pub(super) fn into_request(
         self,
-        earlier: Vec<ConversationMessage>,
+        earlier: Vec<Arc<ConversationMessage>>,
         isolation_key: u64,
         header_task_type: Option<String>,
     ) -> Result<(RawRequest, ResponseOptions), RouterError> {
         self.refuse_unsupported()?;
+        let store = self.store != Some(false);
         let sampling = self.sampling();
         let logprobs = self.logprobs()?;
         let drop_oldest_items = self.drops_oldest_items()?;
@@ -212,10 +221,9 @@ impl Body {
         let (functions, client_tools) = as_functions(&tools, loaded_tools(&input)?, &choice)?;
         let mut parsed_tools = ToolFormat::Flat.parse_at(functions, choice, self.parallel_tool_calls)?;
         let reasoning_effort = self.reasoning.map_or(Ok(None), |Object(it)| it.into_effort())?;
-        let mut template_kwargs = Map::new();
-        set_reasoning_effort(&mut template_kwargs, reasoning_effort.clone());
-        parsed_tools.set_template_tools(&mut template_kwargs);
-        let messages = with_instructions(self.instructions.as_deref(), &conversation);
+        let template_kwargs = template_kwargs(reasoning_effort.clone(), &mut parsed_tools);
+        let kept = if store { conversation.clone() } else { Vec::new() };
+        let messages = with_instructions(self.instructions.as_deref(), conversation);
         let raw_request = RawRequest {
             model: self.model,
             prompts: vec![RawPrompt::Chat { messages, template_kwargs }],
@@ -232,13 +240,13 @@ impl Body {
             tools: parsed_tools.raw.clone(),
             grammar: grammar.into_grammar()?,
             drop_oldest_messages: drop_oldest_items,
-            exclude_from_log: self.store == Some(false),
+            exclude_from_log: !store,
             names: field_names(),
             ..RawRequest::default()
         };
         let options = ResponseOptions {
             stream: self.stream == Some(true),
-            store: self.store != Some(false),
+            store,
             instructions: self.instructions,
             previous_response_id: self.previous_response_id,
             max_output_tokens: self.max_output_tokens.filter(|&max_tokens| max_tokens != NO_LIMIT),
@@ -255,8 +263,8 @@ impl Body {
             reasoning_effort,
             drop_oldest_items,
             isolation_key,
-            conversation,
-            input: if self.store == Some(false) { String::new() } else { to_json(&input) },
+            conversation: kept,
+            input: if store { to_json(&input).into() } else { Arc::default() },
         };
         options.check_num_values()?;
         Ok((raw_request, options))
@@ -321,10 +329,18 @@ impl Body {
 /// The conversation behind the instructions. These apply to one response: later ones do not inherit them.
 fn with_instructions(
     instructions: Option<&str>,
-    conversation: &[ConversationMessage],
+    conversation: Vec<Arc<ConversationMessage>>,
 ) -> Vec<ConversationMessage> {
     let instructions = instructions.map(|text| ConversationMessage::new("system", text.to_owned()));
-    instructions.into_iter().chain(conversation.iter().cloned()).collect()
+    instructions.into_iter().chain(conversation.into_iter().map(Arc::unwrap_or_clone)).collect()
+}
+
+/// Returns the variables of the chat template.
+fn template_kwargs(reasoning_effort: Option<String>, tools: &mut ParsedTools) -> Map<String, Value> {
+    let mut variables = Map::new();
+    set_reasoning_effort(&mut variables, reasoning_effort);
+    tools.set_template_tools(&mut variables);
+    variables
 }
 
 fn field_names() -> FieldNames {
@@ -347,14 +363,14 @@ fn items_of(input: Option<Input>) -> Result<Vec<Map<String, Value>>, RouterError
 
 /// Reads the conversation: the earlier messages, then this request's items.
 fn read_conversation(
-    earlier: Vec<ConversationMessage>,
+    earlier: Vec<Arc<ConversationMessage>>,
     items: &[Map<String, Value>],
-) -> Result<Vec<ConversationMessage>, RouterError> {
+) -> Result<Vec<Arc<ConversationMessage>>, RouterError> {
     let mut builder = ConversationBuilder::continuing(earlier);
     for (idx, item) in items.iter().enumerate() {
         read_item(idx, item, &mut builder)?;
     }
-    Ok(builder.into_messages())
+    Ok(builder.into_shared())
 }
 
 /// Returns the format requested by `text`.

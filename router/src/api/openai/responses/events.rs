@@ -29,8 +29,8 @@ pub(super) struct ResponseEvents {
     output: ScoredOutput,
     finish: Option<FinishReason>,
     sequence_number: u64,
-    /// For log probabilities, which the last events repeat.
-    reservation: MemoryReservation,
+    /// For log probabilities, which the last events repeat; `None` once there was too little memory.
+    reservation: Option<MemoryReservation>,
 }
 
 /// Events at the end that contain the log probabilities of a text: those of its content, which are
@@ -90,7 +90,18 @@ impl ResponseEvents {
             output: ScoredOutput::new(info),
             finish: None,
             sequence_number: 0,
-            reservation: state.response_memory.reserve(),
+            reservation: Some(state.response_memory.reserve()),
+        }
+    }
+
+    /// Reserves memory for log probabilities that the last events repeat. If there is too little, they have
+    /// none: each was sent before, with its text, and the response ends as its text does.
+    fn keep_scores(&mut self, num_bytes: usize) {
+        if let Some(reservation) = &mut self.reservation
+            && reservation.grow(num_bytes).is_err()
+        {
+            self.reservation = None;
+            self.output.forget_tokens();
         }
     }
 
@@ -201,7 +212,7 @@ impl EventEncoder for ResponseEvents {
         let changes = self.output.push(&delta.text, delta.tokens, delta.finish.is_some());
         let num_bytes: usize = changes.iter().map(|change| json_bytes(&change.tokens)).sum();
         if num_bytes > 0 {
-            self.reservation.grow(NUM_LAST_EVENTS * num_bytes)?;
+            self.keep_scores(NUM_LAST_EVENTS * num_bytes);
         }
         for change in changes {
             self.write_part_event(text.model().vocabulary(), &change, events);
@@ -219,7 +230,7 @@ impl EventEncoder for ResponseEvents {
             text.info(),
             ResponseState::Ended { output, finish, usage: &usage },
         );
-        self.options.store(&self.responses, &self.response_id, output.parts, &to_json(&response));
+        self.options.store(&self.responses, &self.response_id, output.parts, || to_json(&response));
         let name = match finish {
             FinishReason::Stop => "response.completed",
             FinishReason::Length => "response.incomplete",

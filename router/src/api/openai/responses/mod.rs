@@ -199,7 +199,7 @@ impl ApiFormat for Responses {
         let output_parts = output.parts(text.model().vocabulary());
         let response_state = ResponseState::Ended { output: output_parts, finish, usage: &usage };
         let json = to_json(&ResponseObject::new(&options, info, response_state));
-        options.store(&state.responses, &info.id, output_parts.parts, &json);
+        options.store(&state.responses, &info.id, output_parts.parts, || json.clone());
         Ok(buffered_response(json, reservation))
     }
 }

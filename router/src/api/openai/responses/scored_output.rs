@@ -27,6 +27,8 @@ struct PartTokens {
     waiting: VecDeque<OutputToken>,
     /// Tokens of each part; none of a part that is no text.
     by_part: Vec<Vec<OutputToken>>,
+    /// Whether only deltas have their tokens.
+    are_forgotten: bool,
 }
 
 /// A change of the parts.
@@ -94,6 +96,14 @@ impl ScoredOutput {
         events
     }
 
+    /// Forgets the tokens of all parts, now and from now on; deltas still have theirs.
+    pub(super) fn forget_tokens(&mut self) {
+        if let Some(scores) = &mut self.scores {
+            scores.by_part = Vec::new();
+            scores.are_forgotten = true;
+        }
+    }
+
     /// All parts so far.
     pub(super) fn parts<'a>(&'a self, vocabulary: &'a Vocabulary) -> ScoredParts<'a> {
         let tokens = self.scores.as_ref().map(|scores| scores.by_part.as_slice()).unwrap_or_default();
@@ -152,8 +162,10 @@ impl PartTokens {
         if !matches!(parts[idx], OutputPart::Text(_)) {
             return;
         }
-        self.by_part.resize_with(parts.len(), Vec::new);
-        self.by_part[idx].extend_from_slice(&tokens);
+        if !self.are_forgotten {
+            self.by_part.resize_with(parts.len(), Vec::new);
+            self.by_part[idx].extend_from_slice(&tokens);
+        }
         let is_delta =
             |change: &&mut ScoredEvent| matches!(change.event, PartEvent::Delta(at, _) if at == idx);
         if let Some(delta) = events.iter_mut().rev().find(is_delta) {
@@ -226,6 +238,24 @@ mod tests {
             (vec!["</think>", "<tool", "_call>", "{}", "</tool_call>", ""], vec![vec![1, 2, 3, 4, 5]]),
             (vec!["hm", ""], vec![vec![]]),
         ]
+    }
+
+    #[test]
+    fn forgotten_tokens_are_in_deltas_only() {
+        let (texts, forgets_at) = (["hm", "</think>", "I", " see", " it", ""], 4);
+        let (tokens, mut output) = (tokens(&texts), ScoredOutput::new(&info()));
+        let mut in_deltas = Vec::new();
+        for (idx, text) in texts.iter().enumerate() {
+            if idx == forgets_at {
+                assert_eq!(ids(&output.scores.as_ref().unwrap().by_part[1]), [2, 3]);
+                output.forget_tokens();
+            }
+            let is_end = idx + 1 == texts.len();
+            let events = output.push(text, vec![tokens[idx].clone()], is_end);
+            in_deltas.extend(events.iter().flat_map(|change| ids(&change.tokens)));
+            assert!(idx < forgets_at || output.scores.as_ref().unwrap().by_part.is_empty());
+        }
+        assert_eq!(in_deltas, [2, 3, 4, 5]);
     }
 
     /// However an output is split, each token of a text is in one of its deltas.

@@ -58,6 +58,12 @@ async fn see(members: &mut watch::Receiver<Members>, expected: &[&str]) {
     assert!(in_time, "waited for {expected:?}, have {:?}", members.borrow().keys());
 }
 
+/// Reads all members over a new connection.
+async fn read_all(cluster: &EtcdCluster) -> Result<BTreeMap<String, Member>, Fault> {
+    let mut client = cluster.connect(cluster.next_member()).await?;
+    Ok(cluster.read_all(&mut client).await?.1)
+}
+
 fn key_of(id: &str) -> String {
     format!("team/outrider/workers/{id}")
 }
@@ -130,11 +136,10 @@ async fn over_tls_only_who_shows_a_certificate_is_answered() {
     ];
     for (who, tls) in strangers {
         let cluster = server.cluster(tls.map(Result::unwrap));
-        let answered = Box::pin(async { cluster.read_all(&mut cluster.connect().await?).await });
-        assert!(answered.await.is_err(), "etcd answered one who {who}");
+        assert!(Box::pin(read_all(&cluster)).await.is_err(), "etcd answered one who {who}");
     }
     let cluster = server.cluster(server.tls());
-    let (_, present) = cluster.read_all(&mut cluster.connect().await.unwrap()).await.unwrap();
+    let present = Box::pin(read_all(&cluster)).await.unwrap();
     assert_eq!(present.into_keys().collect::<Vec<_>>(), ["a"]);
 }
 
@@ -165,13 +170,12 @@ async fn a_user_who_proves_it_is_answered_and_nobody_else() {
     assert_eq!(lease_of_next_write(&mut reader, "a").await, lease, "a new token costs no lease");
     for (who, user) in [("says nothing", None), ("is wrong", Some(user("open")))] {
         let cluster = server.cluster(None).with_user(user);
-        let answered = Box::pin(async { cluster.read_all(&mut cluster.connect().await?).await });
-        let fault = answered.await.map(|_| who).unwrap_err().to_string();
+        let fault = Box::pin(read_all(&cluster)).await.map(|_| who).unwrap_err().to_string();
         assert!(!fault.contains("sesame"), "{fault}");
     }
     // Its password gives no access to others' keys.
     let others = EtcdCluster::new(server.endpoints(), "team/others").with_user(Some(user("sesame")));
-    assert!(Box::pin(async { others.read_all(&mut others.connect().await?).await }).await.is_err());
+    assert!(Box::pin(read_all(&others)).await.is_err());
 }
 
 #[tokio::test]
@@ -215,11 +219,13 @@ async fn a_restart_of_etcd_loses_nobody() {
     let (router, worker_process) = (Process::start(&server).await, Process::start(&server).await);
     let mut members = router.members().await;
     let old = worker_process.discovery.register(worker("old")).await.unwrap();
-    let mut listed = old.listed();
+    let (mut listed, mut watched) = (old.listed(), router.discovery.watched());
     see(&mut members, &["old"]).await;
+    wait_listed(&mut watched, true).await;
     let lease = lease_of(&mut server.client().await, "old", None).await;
 
     server.kill();
+    wait_listed(&mut watched, false).await;
     let _new = worker_process.discovery.register(worker("new")).await.unwrap();
     // Time for the watch to fail a few times, in case that made it forget members.
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -229,6 +235,7 @@ async fn a_restart_of_etcd_loses_nobody() {
     server.start().await;
     see(&mut members, &["new", "old"]).await;
     wait_listed(&mut listed, true).await;
+    wait_listed(&mut watched, true).await;
     assert_eq!(lease_of(&mut server.client().await, "old", None).await, lease, "the lease is continued");
     see(&mut members, &["new", "old"]).await;
 }

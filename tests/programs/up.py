@@ -1,4 +1,4 @@
-"""Starts `outrider up` as a child process of a check."""
+"""Starts `outrider up` as a child process."""
 
 import subprocess
 import tempfile
@@ -16,10 +16,12 @@ def start(outrider, *arguments, **options):
     return process
 
 
-def wait_for_line(process, prefix):
-    """Prints lines up to the first that starts with `prefix`. Returns the word after the prefix."""
+def wait_for_line(process, prefix, show=True):
+    """Reads, and prints if `show`, lines up to the first that starts with `prefix`. Returns the word after the
+    prefix."""
     for line in process.stdout:
-        print(line, end="", flush=True)
+        if show:
+            print(line, end="", flush=True)
         if line.startswith(prefix):
             return line.removeprefix(prefix).split()[0]
     process.errors.seek(0)
