@@ -114,6 +114,11 @@ pub(crate) trait Backend: Send + Sync {
     /// [`Backend::grow_kv`].
     fn new_kv(&self, shape: KvShape, format: MatrixFormat, num_blocks: u32) -> Result<Self::Kv, EngineError>;
 
+    /// Loads the angles of all positions of a sequence of up to `max_len` tokens, if the device keeps them.
+    fn load_angles(&self, _rope: &Rope, _max_len: u32) -> Result<(), EngineError> {
+        Ok(())
+    }
+
     /// Logs a warning if weights and KV leave less memory than the largest forward may need, with sequences
     /// of up to `max_len` tokens.
     fn warn_of_workspace(
@@ -173,7 +178,7 @@ pub(crate) trait Backend: Send + Sync {
     }
 
     /// Begins a pass. `draws` are those that [`Backend::draw`] makes when it has run; empty if it has none.
-    /// `rope` computes the angles of its positions, once for all layers.
+    /// `rope` computes the angles of its positions, once for all layers, unless they are loaded.
     fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, draws: &DrawPlan, rope: &Rope) -> Self::Pass<'a>;
 
     /// Rows of `table` `[vocab, hidden]` -> `out` `[rows, hidden]`.

@@ -11,7 +11,7 @@ use crate::backend::Backend;
 use crate::collective::{Collective, RankBarrier, SingleRank, across_nodes, shared_memory};
 use crate::host::HostRows;
 use crate::host_memory::check_fits;
-use crate::kv_limits::{KvSize, check_kv};
+use crate::kv_limits::{KvSize, check_kv, max_model_len};
 use crate::llama::Llama;
 use crate::model_config::ModelConfig;
 use crate::nodes::{Nodes, Sizes, ranks_of_node, remote_runners, shards_of_node};
@@ -139,11 +139,13 @@ pub(crate) fn load_ranks<B: Backend + 'static>(
     };
     let table_bytes = table_bytes::<B>(&model, &shards);
     let sizes = Sizes { kv_blocks, weight_bytes, table_bytes, block_bytes }.agree(nodes.map(Arc::as_ref))?;
+    let longest = max_model_len(options, &model.config, Some((kv_size, sizes.kv_blocks)))?;
     let mut runners: Vec<(usize, Box<dyn Runner>)> = Vec::new();
     for ((shard, part), (backend, end)) in shards.iter().zip(models).zip(members) {
         let kv = backend.new_kv(kv_shape(*shard, &model.config), model.formats.kv(), sizes.kv_blocks);
         let kv = kv.map_err(|error| kv_size.failed_to_allocate(error, shard.rank))?;
         backend.warn_of_workspace(&model.config, *shard, max_len(options, &model))?;
+        backend.load_angles(&model.config.rope, longest)?;
         runners.push((shard.rank, Box::new(Rank::new(backend, end, part, kv, shard.rank))));
     }
     if let Some(nodes) = nodes {

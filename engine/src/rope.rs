@@ -3,12 +3,10 @@
 //! cosine), so that far positions agree with what the model was trained on. The computation in between uses
 //! our own f64 functions, so that every machine gets the same bits.
 
-mod angle_table;
 mod config;
 mod scaling;
 mod sin_cos;
 
-pub(crate) use angle_table::AngleTable;
 pub(crate) use config::rope_field;
 pub(crate) use sin_cos::sin_cos;
 

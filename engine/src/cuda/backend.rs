@@ -51,6 +51,7 @@ use load::{GpuLinear, GpuTable};
 use pass::{GpuPass, Inputs};
 use rounding::{InputReaders, QuantizedRows, RoundedSource};
 pub(crate) use rows::GpuRows;
+use upload::upload_angles;
 
 /// One device, used by one thread at a time.
 pub(crate) struct Gpu<E: Executor> {
@@ -89,6 +90,8 @@ struct State<E: Executor> {
     rounded_source: Option<RoundedSource>,
     /// Where the inputs of the current pass are in the arrays of `drawing`.
     inputs: Inputs,
+    /// Cosines and sines of all positions, [`load_angles`](Backend::load_angles).
+    angles: Option<Tensor<E::Memory, f32>>,
     drawing: DrawBuffers<E::Memory>,
     scoring: ScoreBuffers<E::Memory>,
     listing: CandidateBuffers<E::Memory>,
@@ -130,6 +133,7 @@ impl<E: Executor> Gpu<E> {
             readers: InputReaders::default(),
             rounded_source: None,
             inputs: Inputs::default(),
+            angles: None,
             drawing: DrawBuffers::default(),
             scoring: ScoreBuffers::default(),
             listing: CandidateBuffers::default(),
@@ -288,6 +292,12 @@ where
         Ok(())
     }
 
+    fn load_angles(&self, rope: &Rope, max_len: u32) -> Result<(), EngineError> {
+        let State { executor, angles, .. } = &mut *self.lock();
+        *angles = Some(upload_angles(executor, rope, max_len as usize)?);
+        Ok(())
+    }
+
     fn grow_kv(&self, kv: &mut Self::Kv, num_blocks: u32) -> Result<(), EngineError> {
         let (needed, total) = (u64::from(num_blocks), (kv.blocks.len() / kv.shape.block_len()) as u64);
         if needed > total {
@@ -403,15 +413,15 @@ where
         let (layer, kv) = ((at.layer, kv.shape.num_layers), &mut kv.blocks);
         self.run_joined(|state| {
             let turn = state.take_delayed_rotate(qkv.read().0, pass.rows())?;
-            let State { executor, inputs, drawing, .. } = state;
+            let State { executor, inputs, angles, drawing, .. } = state;
             let (qkv, slots) = (qkv.read().0, drawing.arrays.input(&inputs.places.slots));
             let write = WriteKv { qkv, slots, kv, layout: at.layout, layer };
             if !turn {
                 return write.launch(executor, pass.rows());
             }
-            let angles = inputs.angles(&drawing.arrays);
+            let angles = inputs.angles(&drawing.arrays, angles.as_ref());
             // SAFETY: the queries are turned for `rotate`, which had qkv to write and was delayed until now.
-            unsafe { write.launch_with_rotate(executor, angles, pass.rows()) }
+            unsafe { write.launch_with_rotate(executor, &angles, pass.rows()) }
         });
     }
 

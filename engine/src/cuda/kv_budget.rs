@@ -43,7 +43,8 @@ pub(crate) fn kv_bytes(memory: MemoryInfo, workspace: u64, utilization: f32) -> 
 
 /// Upper bound of the bytes that the largest pass needs besides weights and KV cache: its rows, rounded
 /// inputs of products, attention's splits for sequences of up to `max_len`, KV blocks gathered for rows of
-/// token trees, partial sums of other ranks, edits of logits, and candidates of filters.
+/// token trees, partial sums of other ranks, edits of logits, candidates of filters, and the angles of all
+/// positions.
 pub(crate) fn workspace_bytes(config: &ModelConfig, shard: Shard, max_len: u32) -> u64 {
     bytes_of_passes(PASS_LIMITS, config, shard, max_len)
 }
@@ -75,7 +76,8 @@ fn bytes_of_passes(limits: PassLimits, config: &ModelConfig, shard: Shard, max_l
     let widest_output = [layout.row_width(), hidden, 2 * intermediate, config.vocab_size].into_iter().max();
     let sums_of_groups = capacity(MAX_SUMS_BYTES.min(32 * rows * widest_output.unwrap_or(0)), 1);
     let of_draws = EDIT_BYTES + candidate_bytes(config.vocab_size);
-    (4 * floats + partial + own + rounded + sums_of_groups + of_draws) as u64
+    let angles = max_len as usize * config.head_dim * size_of::<f32>();
+    (4 * floats + partial + own + rounded + sums_of_groups + of_draws + angles) as u64
 }
 
 #[cfg(test)]
@@ -122,9 +124,10 @@ mod tests {
         let of_draws = 64 * 32 * 1024 * 8 + (8 << 20);
         // Rows of token trees: 64 MiB of gathered blocks. Sums of groups of slices: 32 MiB.
         let counted = 4 * floats + (512 << 20) + (64 << 20) + (32 << 20) + 2048 * 2 * 14_336 + of_draws;
-        assert_eq!(workspace_bytes(&config, whole, 2048), counted);
+        let angles = |max_len: u64| max_len * 128 * 4;
+        assert_eq!(workspace_bytes(&config, whole, 2048), counted + angles(2048));
         let longer = workspace_bytes(&config, whole, 131_072);
-        assert_eq!(longer, counted, "splits of a long context take turns");
+        assert_eq!(longer, counted + angles(131_072), "splits of a long context take turns");
         // Compared with passes of 512 rows.
         for (max_len, most_more) in [(2048, 860 << 20), (131_072, 460 << 20)] {
             let [now, before] = [PASS_LIMITS, PassLimits::DEFAULT]

@@ -36,7 +36,7 @@ pub(crate) use draw::{DrawBuffers, DrawRow, Drawn, LogitsShape, draw};
 pub(crate) use filters::{FilterRow, apply_filters, candidate_bytes};
 pub(crate) use fp8::{Fp8Layout, GemmFp8};
 pub(crate) use gemm::{GRAIN as BF16_GRAIN, GemmBf16, borders, check_borders};
-pub(crate) use heads::{NormHeads, WriteKv, rotate, rotate_at};
+pub(crate) use heads::{Angles, NormHeads, WriteKv, rotate, rotate_at};
 pub(crate) use int8::{GRAIN as INT8_GRAIN, GemmInt8, Int8Rows, QuantizeRows, StepLayout};
 pub(crate) use logits::{ContextEdits, EDIT_BYTES, LogitEdit, edit_logits};
 pub(crate) use own_blocks::{OwnBlocks, own_bytes};

@@ -41,9 +41,9 @@ impl<E: Executor> State<E> {
                 unsafe { add_at(&mut self.executor, sum, x.out(), x.len()) }
             }
             Some(DelayedOp::Rotate { qkv, rows, layout }) => {
-                let angles = self.inputs.angles(&self.drawing.arrays);
-                // SAFETY: as above; the angles are this pass's.
-                unsafe { rotate_at(&mut self.executor, qkv, angles, (rows, layout)) }
+                let angles = self.inputs.angles(&self.drawing.arrays, self.angles.as_ref());
+                // SAFETY: as above; the positions are this pass's.
+                unsafe { rotate_at(&mut self.executor, qkv, &angles, (rows, layout)) }
             }
         }
     }

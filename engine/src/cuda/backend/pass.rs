@@ -1,24 +1,23 @@
-//! Inputs of one pass: ids, positions, slots, angles, tiles and block tables. One copy serves all layers and
+//! Inputs of one pass: ids, positions, slots, tiles and block tables. One copy serves all layers and
 //! the draws, and the memory is reused by the next pass.
 
 use cpu_kernels::BLOCK_SIZE;
 
 use super::State;
 use crate::cuda::CudaError;
-use crate::cuda::executor::{DeviceMemory, Executor, View};
+use crate::cuda::executor::{DeviceMemory, Executor, Tensor, check_len};
 use crate::cuda::ops::{
-    AttentionChunk, AttentionTile, OwnBlocks, Place, StepArrays, Tiling, TilingKey, TilingViews, WorkItem,
+    Angles, AttentionChunk, AttentionTile, OwnBlocks, Place, StepArrays, Tiling, TilingKey, TilingViews,
+    WorkItem,
 };
 use crate::draws::DrawPlan;
 use crate::forward_batch::ForwardBatch;
-use crate::rope::{AngleTable, Rope};
+use crate::rope::Rope;
 
 /// Where the inputs of the current pass are in the arrays of its step.
 #[derive(Debug, Default)]
 pub(super) struct Inputs {
     pub(super) places: InputPlaces,
-    /// Angles of the positions of all passes so far.
-    angles: AngleTable,
     /// One per key that the model's layers have: usually one group size and few windows.
     tilings: Vec<PlacedTiling>,
 }
@@ -32,9 +31,6 @@ pub(super) struct InputPlaces {
     pub(super) positions: Place<u32>,
     /// `[rows]`: block * 16 + offset.
     pub(super) slots: Place<u32>,
-    /// `[rows, head_dim / 2]`.
-    cos: Place<f32>,
-    sin: Place<f32>,
     /// Rows whose logits are requested.
     pub(super) logit_rows: Place<u32>,
     /// Block tables of all segments, followed by those of rows of trees.
@@ -95,18 +91,21 @@ impl<E: Executor> State<E> {
         draws: &DrawPlan,
         rope: &Rope,
     ) -> Result<(), CudaError> {
+        // The table has an angle for every position of a sequence of the maximum length.
+        let needed =
+            batch.positions.iter().max().map_or(0, |&last| (last as usize + 1) * 2 * rope.half_dim());
+        check_len("a pass", "angles", self.angles.as_ref().map_or(0, Tensor::len), needed)?;
         self.prepare_draws(draws);
         let Self { executor, inputs, drawing, .. } = self;
         drawing.arrays.end_draws();
-        inputs.prepare(&mut drawing.arrays, batch, rope);
+        inputs.prepare(&mut drawing.arrays, batch);
         drawing.upload(executor)
     }
 }
 
 impl Inputs {
-    /// Adds the inputs of a pass to the arrays of its step; `rope` converts positions to angles.
-    fn prepare<M>(&mut self, arrays: &mut StepArrays<M>, batch: &ForwardBatch<'_>, rope: &Rope) {
-        let (cos, sin) = self.angles.of(rope, &batch.positions);
+    /// Adds the inputs of a pass to the arrays of its step.
+    fn prepare<M>(&mut self, arrays: &mut StepArrays<M>, batch: &ForwardBatch<'_>) {
         let slots: Vec<u32> =
             batch.slot_mapping.iter().map(|slot| slot.block * BLOCK_SIZE as u32 + slot.offset).collect();
         let logit_rows: Vec<u32> = batch.logit_rows.iter().map(|&row| row as u32).collect();
@@ -118,8 +117,6 @@ impl Inputs {
             token_ids: arrays.put(&batch.token_ids),
             positions: arrays.put(&batch.positions),
             slots: arrays.put(&slots),
-            cos: arrays.put(&cos),
-            sin: arrays.put(&sin),
             logit_rows: arrays.put(&logit_rows),
             ..InputPlaces::default()
         };
@@ -152,12 +149,14 @@ impl Inputs {
         TilingViews { tiles, work, tile_of, chunks }
     }
 
-    /// Cosines and sines of all rows.
+    /// Angles of all rows, which are in `table`.
     pub(super) fn angles<'a, M: DeviceMemory>(
         &self,
         arrays: &'a StepArrays<M>,
-    ) -> (View<'a, f32>, View<'a, f32>) {
-        (arrays.input(&self.places.cos), arrays.input(&self.places.sin))
+        table: Option<&'a Tensor<M, f32>>,
+    ) -> Angles<'a, M> {
+        let table = table.expect("`begin` has found the angles of its positions");
+        Angles { positions: arrays.input(&self.places.positions), table }
     }
 }
 

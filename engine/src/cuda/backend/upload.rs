@@ -1,5 +1,5 @@
 //! Copies rows of weight matrices to the device: the host reads the next rows while the device copies the
-//! last ones. Random weights are generated on the device.
+//! last ones. Random weights are generated on the device. Angles of positions are copied likewise.
 
 use std::ops::Range;
 
@@ -9,6 +9,7 @@ use half::bf16;
 use crate::EngineError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{Fp8Layout, random_bf16, random_f32};
+use crate::rope::Rope;
 use crate::weights::{Fp8Rows, StackedRows};
 
 /// Bytes that are read before they are copied. There are two such buffers: one is filled while the other is
@@ -86,6 +87,30 @@ pub(super) fn upload_fp8<E: Executor>(
     Ok(scales)
 }
 
+/// Returns the cosines and sines of the first `positions` positions, `[positions][cos | sin]` of
+/// `head_dim / 2` each.
+pub(super) fn upload_angles<E: Executor>(
+    executor: &mut E,
+    rope: &Rope,
+    positions: usize,
+) -> Result<Tensor<E::Memory, f32>, EngineError> {
+    let width = 2 * rope.half_dim();
+    let mut table = Tensor::zeros(executor, positions * width, "angles of positions")?;
+    for range in chunks(0..positions, rows_of_chunk(width * size_of::<f32>())) {
+        let (at, len) = (range.start * width, range.len() * width);
+        table.write_by(executor, (at, len), &mut |numbers: &mut [f32]| {
+            for (position, angles) in range.clone().zip(numbers.chunks_exact_mut(width)) {
+                let (cos, sin) = angles.split_at_mut(width / 2);
+                rope.angles(position as u32, cos, sin);
+            }
+            Ok(())
+        })?;
+    }
+    // A model that is dropped before its first forward leaves no copies under way.
+    executor.wait()?;
+    Ok(table)
+}
+
 fn rows_of_chunk(row_bytes: usize) -> usize {
     (CHUNK_BYTES / row_bytes.max(1)).max(1)
 }
@@ -93,4 +118,34 @@ fn rows_of_chunk(row_bytes: usize) -> usize {
 /// Splits `range` into pieces of at most `len`.
 fn chunks(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
     range.clone().step_by(len).map(move |first| first..range.end.min(first + len))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::cuda::emulator::Emulator;
+    use crate::model_config::ModelConfig;
+
+    /// With and without scaling; a table that is copied in several pieces.
+    #[test]
+    fn a_position_has_the_bits_of_its_angles() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+        let mut e = Emulator::build();
+        for (model, is_long) in
+            [("qwen3_norms", true), ("llama_rope_llama3_new", false), ("qwen2_yarn_old", false)]
+        {
+            let rope = ModelConfig::read(&golden.join(model).join("config.json")).unwrap().rope;
+            let width = 2 * rope.half_dim();
+            let positions = if is_long { CHUNK_BYTES / (width * size_of::<f32>()) + 2 } else { 300 };
+            let table = upload_angles(&mut e, &rope, positions).unwrap();
+            let found = table.read(&mut e, 0..positions * width).unwrap();
+            for (position, found) in found.chunks_exact(width).enumerate() {
+                let (mut cos, mut sin) = (vec![0.0; width / 2], vec![0.0; width / 2]);
+                rope.angles(position as u32, &mut cos, &mut sin);
+                assert!(found == [cos, sin].concat(), "{model}: position {position}");
+            }
+        }
+    }
 }

@@ -19,18 +19,20 @@ extern "C" __global__ void __launch_bounds__(32)
   for (u32 i = threadIdx.x; i < head_dim; i += WARP) x[i] = x[i] * scale * norm[i];
 }
 
-// Rotary embedding of every query and key head: rotates pairs (i, i + half) by the row's angles cos, sin
-// [rows, head_dim / 2]. Grid (rows, heads + kv_heads), one warp.
+// Rotary embedding of every query and key head: rotates pairs (i, i + half) by the angles of the row's
+// position. positions [rows]; angles [all positions][cos | sin of head_dim / 2]. Grid (rows, heads +
+// kv_heads), one warp.
 extern "C" __global__ void __launch_bounds__(32)
-    rotate(float* qkv, const float* cos, const float* sin, u32 heads, u32 kv_heads, u32 head_dim) {
+    rotate(float* qkv, const u32* positions, const float* angles, u32 heads, u32 kv_heads, u32 head_dim) {
   const u32 half = head_dim / 2;
-  const u64 angle = (u64)blockIdx.x * half;
+  const float* cos = angles + (u64)positions[blockIdx.x] * head_dim;
+  const float* sin = cos + half;
   float* x = qkv + ((u64)blockIdx.x * (heads + 2 * kv_heads) + blockIdx.y) * head_dim;
   for (u32 i = threadIdx.x; i < half; i += WARP) {
     const float a = x[i];
     const float b = x[i + half];
-    x[i] = a * cos[angle + i] - b * sin[angle + i];
-    x[i + half] = b * cos[angle + i] + a * sin[angle + i];
+    x[i] = a * cos[i] - b * sin[i];
+    x[i + half] = b * cos[i] + a * sin[i];
   }
 }
 
@@ -54,10 +56,11 @@ extern "C" __global__ void __launch_bounds__(32)
 // Fused `rotate` and `write_kv`: rotates queries in place and keys on their way into KV. Keys in qkv stay
 // unrotated: nothing reads them there. Grid (rows, heads + kv_heads), one warp.
 extern "C" __global__ void __launch_bounds__(32)
-    rotate_and_write_kv(float* qkv, const float* cos, const float* sin, const u32* slots, bf16* kv, u32 heads, u32 kv_heads,
-                   u32 head_dim, u32 layer, u32 layers) {
+    rotate_and_write_kv(float* qkv, const u32* positions, const float* angles, const u32* slots, bf16* kv, u32 heads,
+                        u32 kv_heads, u32 head_dim, u32 layer, u32 layers) {
   const u32 half = head_dim / 2;
-  const u64 angle = (u64)blockIdx.x * half;
+  const float* cos = angles + (u64)positions[blockIdx.x] * head_dim;
+  const float* sin = cos + half;
   float* x = qkv + ((u64)blockIdx.x * (heads + 2 * kv_heads) + blockIdx.y) * head_dim;
   const bool is_query = blockIdx.y < heads;
   const u64 slot = slots[blockIdx.x];
@@ -66,8 +69,8 @@ extern "C" __global__ void __launch_bounds__(32)
   for (u32 i = threadIdx.x; i < half; i += WARP) {
     const float a = x[i];
     const float b = x[i + half];
-    const float low = a * cos[angle + i] - b * sin[angle + i];
-    const float high = b * cos[angle + i] + a * sin[angle + i];
+    const float low = a * cos[i] - b * sin[i];
+    const float high = b * cos[i] + a * sin[i];
     if (is_query) {
       x[i] = low;
       x[i + half] = high;

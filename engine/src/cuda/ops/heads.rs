@@ -8,8 +8,21 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
 use crate::cuda::sources::{HEADS, Kernel};
 
-/// Cosines and sines.
-type Angles<'a> = (View<'a, f32>, View<'a, f32>);
+/// Angles of rows.
+#[derive(Debug)]
+pub(crate) struct Angles<'a, M> {
+    /// `[rows]`, all in the table.
+    pub(crate) positions: View<'a, u32>,
+    /// Cosines, then sines of every position from 0 on, `[positions][head_dim]`.
+    pub(crate) table: &'a Tensor<M, f32>,
+}
+
+impl<M: DeviceMemory> Angles<'_, M> {
+    fn check(&self, kernel: &'static Kernel, rows: usize, head_dim: usize) -> Result<(), CudaError> {
+        check_len(kernel.name, "positions", self.positions.len(), rows)?;
+        check_len(kernel.name, "angles", self.table.len(), head_dim)
+    }
+}
 
 /// RMS norm of each query and key head.
 #[derive(Debug)]
@@ -44,11 +57,11 @@ impl<M: DeviceMemory> NormHeads<'_, M> {
     }
 }
 
-/// Applies rotary embedding to the query and key heads by the angles `[rows, head_dim / 2]` of each row.
+/// Applies rotary embedding to the query and key heads by the angles of each row.
 pub(crate) fn rotate<E: Executor>(
     executor: &mut E,
     qkv: &mut Tensor<E::Memory, f32>,
-    angles: Angles<'_>,
+    angles: &Angles<'_, E::Memory>,
     (rows, layout): (usize, HeadLayout),
 ) -> Result<(), CudaError> {
     check_heads(HEADS.kernel(1), rows, layout, qkv.len())?;
@@ -63,17 +76,16 @@ pub(crate) fn rotate<E: Executor>(
 pub(crate) unsafe fn rotate_at<E: Executor>(
     executor: &mut E,
     qkv: u64,
-    angles: Angles<'_>,
+    angles: &Angles<'_, E::Memory>,
     (rows, layout): (usize, HeadLayout),
 ) -> Result<(), CudaError> {
     let kernel = HEADS.kernel(1);
-    for part in [angles.0, angles.1] {
-        check_len(kernel.name, "angles", part.len(), rows * layout.head_dim / 2)?;
-    }
-    let params = Params::default().u64(qkv).view(angles.0).view(angles.1);
+    angles.check(kernel, rows, layout.head_dim)?;
+    let params = Params::default().u64(qkv).view(angles.positions).read(angles.table);
     let params = params.u32(layout.num_heads).u32(layout.num_kv_heads).u32(layout.head_dim);
     let grid = [rows as u32, (layout.num_heads + layout.num_kv_heads) as u32, 1];
-    // SAFETY: these are the kernel's parameters; the checks ensure that every head is in bounds.
+    // SAFETY: these are the kernel's parameters; the checks ensure that every head is in bounds, `begin` that
+    // positions are inside the table.
     unsafe { executor.launch(kernel, grid, &mut { params }) }
 }
 
@@ -114,7 +126,7 @@ impl<M: DeviceMemory> WriteKv<'_, M> {
     pub(crate) unsafe fn launch_with_rotate<E>(
         self,
         executor: &mut E,
-        angles: Angles<'_>,
+        angles: &Angles<'_, M>,
         rows: usize,
     ) -> Result<(), CudaError>
     where
@@ -123,14 +135,13 @@ impl<M: DeviceMemory> WriteKv<'_, M> {
         let kernel = HEADS.kernel(3);
         self.check(kernel, rows)?;
         let Self { qkv, slots, kv, layout, layer: (layer, layers) } = self;
-        for part in [angles.0, angles.1] {
-            check_len(kernel.name, "angles", part.len(), rows * layout.head_dim / 2)?;
-        }
-        let params = Params::default().read(qkv).view(angles.0).view(angles.1).view(slots).write(kv);
+        angles.check(kernel, rows, layout.head_dim)?;
+        let params = Params::default().read(qkv).view(angles.positions).read(angles.table);
+        let params = params.view(slots).write(kv);
         let params = params.u32(layout.num_heads).u32(layout.num_kv_heads).u32(layout.head_dim);
         let grid = [rows as u32, (layout.num_heads + layout.num_kv_heads) as u32, 1];
         // SAFETY: these are the kernel's parameters; the checks ensure that heads are in bounds, the batch
-        // that slots are inside KV.
+        // that slots are inside KV, `begin` that positions are inside the table.
         unsafe { executor.launch(kernel, grid, &mut { params.u32(layer).u32(layers) }) }
     }
 

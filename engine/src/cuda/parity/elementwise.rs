@@ -8,8 +8,8 @@ use super::{Numbers, Parity, Scale, compare, compare_equal, widened};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    Embedding, FinishSum, GroupSums, InputLayout, NormHeads, RmsNorm, Swiglu, WriteKv, add, multiply_only,
-    read_words, rotate, take_rows, to_bf16,
+    Angles, Embedding, FinishSum, GroupSums, InputLayout, NormHeads, RmsNorm, Swiglu, WriteKv, add,
+    multiply_only, read_words, rotate, take_rows, to_bf16,
 };
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
@@ -166,9 +166,10 @@ struct HeadRows {
     blocks: usize,
     /// `[rows, layout.row_width()]`.
     qkv: Vec<f32>,
-    /// `[rows, head_dim / 2]` each.
-    cos: Vec<f32>,
-    sin: Vec<f32>,
+    /// Position of each row.
+    positions: [u32; 3],
+    /// Cosines and sines by position, `[positions][head_dim]`.
+    angles: Vec<f32>,
     /// Norm weights of queries and keys, `[head_dim]` each.
     norms: [Vec<f32>; 2],
     eps: (f32, f32),
@@ -184,12 +185,23 @@ struct ExpectedHeads {
 impl HeadRows {
     fn new(layout: HeadLayout) -> Self {
         let slots = [35u32, 2, 16];
-        let (rows, half) = (slots.len(), layout.head_dim / 2);
         let mut numbers = Numbers(4);
-        let qkv = numbers.vec(rows * layout.row_width(), 1.5);
-        let (cos, sin) = (numbers.vec(rows * half, 1.0), numbers.vec(rows * half, 1.0));
+        let qkv = numbers.vec(slots.len() * layout.row_width(), 1.5);
+        let positions = [5u32, 0, 2];
+        let angles = numbers.vec(6 * layout.head_dim, 1.0);
         let norms = [numbers.vec(layout.head_dim, 1.0), numbers.vec(layout.head_dim, 1.0)];
-        Self { layout, slots, layers: 3, layer: 1, blocks: 4, qkv, cos, sin, norms, eps: (1e-6, 1e-5) }
+        Self {
+            layout,
+            slots,
+            layers: 3,
+            layer: 1,
+            blocks: 4,
+            qkv,
+            positions,
+            angles,
+            norms,
+            eps: (1e-6, 1e-5),
+        }
     }
 
     /// Size of all keys and values in numbers.
@@ -199,7 +211,7 @@ impl HeadRows {
 
     fn expected(&self) -> ExpectedHeads {
         let HeadLayout { num_heads, num_kv_heads, head_dim } = self.layout;
-        let (half, head_len) = (head_dim / 2, 16 * head_dim);
+        let head_len = 16 * head_dim;
         let (mut normed, mut turned) = (self.qkv.clone(), Vec::new());
         let mut kv = vec![bf16::ZERO; self.kv_len()];
         for (row, x) in normed.chunks_exact_mut(self.layout.row_width()).enumerate() {
@@ -209,10 +221,11 @@ impl HeadRows {
                 x.copy_from_slice(&reference::rms_norm(x, &self.norms[usize::from(!is_query)], eps));
             }
             let mut x = x.to_vec();
-            let angle = row * half..(row + 1) * half;
+            let angles = &self.angles[self.positions[row] as usize * head_dim..][..head_dim];
+            let (cos, sin) = angles.split_at(head_dim / 2);
             for (head, x) in x.chunks_exact_mut(head_dim).enumerate() {
                 if head < num_heads + num_kv_heads {
-                    reference::rotate(x, &self.cos[angle.clone()], &self.sin[angle.clone()]);
+                    reference::rotate(x, cos, sin);
                 }
                 let Some(kv_head) = head.checked_sub(num_heads) else { continue };
                 let (block, offset) = (self.slots[row] as usize / 16, self.slots[row] as usize % 16);
@@ -234,11 +247,13 @@ fn heads<E: Executor>(e: &mut E, layout: HeadLayout) -> Result<Vec<Parity>, Cuda
     let (rows, len, layer) = (given.slots.len(), given.qkv.len(), (given.layer, given.layers));
     let mut on_device = Tensor::of(e, &given.qkv, "qkv")?;
     let norms = (Tensor::of(e, &given.norms[0], "norm")?, Tensor::of(e, &given.norms[1], "norm")?);
-    let angles = (Tensor::of(e, &given.cos, "cos")?, Tensor::of(e, &given.sin, "sin")?);
+    let (positions, table) =
+        (Tensor::of(e, &given.positions, "positions")?, Tensor::of(e, &given.angles, "angles")?);
+    let angles = Angles { positions: positions.view(), table: &table };
     let ((q_weight, k_weight), (q_eps, k_eps)) = ((&norms.0, &norms.1), given.eps);
     NormHeads { qkv: &mut on_device, layout, q_weight, q_eps, k_weight, k_eps }.launch(e, rows)?;
     let normed = on_device.read(e, 0..len)?;
-    rotate(e, &mut on_device, (angles.0.view(), angles.1.view()), (rows, layout))?;
+    rotate(e, &mut on_device, &angles, (rows, layout))?;
     let turned = on_device.read(e, 0..len)?;
     let mut kv = Tensor::<_, bf16>::zeros(e, given.kv_len(), "kv")?;
     let slots = Tensor::of(e, &given.slots, "slots")?;
@@ -248,7 +263,7 @@ fn heads<E: Executor>(e: &mut E, layout: HeadLayout) -> Result<Vec<Parity>, Cuda
     let mut joined_kv = Tensor::<_, bf16>::zeros(e, kv.len(), "kv")?;
     let write = WriteKv { qkv: &joined, slots: slots.view(), kv: &mut joined_kv, layout, layer };
     // SAFETY: `joined` has no other user.
-    unsafe { write.launch_with_rotate(e, (angles.0.view(), angles.1.view()), rows) }?;
+    unsafe { write.launch_with_rotate(e, &angles, rows) }?;
     let (width, q_width) = (layout.row_width(), layout.q_width());
     let queries =
         |x: &[f32]| x.chunks_exact(width).flat_map(|row| row[..q_width].to_vec()).collect::<Vec<_>>();

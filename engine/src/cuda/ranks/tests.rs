@@ -135,12 +135,13 @@ fn a_kv_cache_without_room_is_refused_when_it_is_loaded() {
         assert!(error.contains(&numbers) && error.ends_with("lower --kv-memory"), "{error}");
     }
 
-    // Only the second rank has no room. Its last two allocations are the cache and the list of copies.
+    // Only the second rank has no room. Its last three allocations are the cache, the list of copies
+    // and the angles of positions.
     let counted = ranks(2);
     let allocations = counted.members[1].0.allocations();
     drop(engine(&options(&dir, WeightFormat::Bf16), counted));
     let failing = ranks(2);
-    let cache = allocations.load(Ordering::Relaxed) - 2;
+    let cache = allocations.load(Ordering::Relaxed) - 3;
     failing.members[1].0.failing_allocation().store(cache, Ordering::Relaxed);
     let error = refused(1 << 20, failing);
     assert!(error.contains("gpu of rank 1 has 0 bytes free") && error.contains("524288 there"), "{error}");
