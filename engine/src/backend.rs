@@ -152,12 +152,12 @@ pub(crate) trait Backend: Send + Sync {
         self.check()
     }
 
-    /// Appends rows to `host`. Returns errors like [`Backend::check`].
-    fn append_to(&self, host: &mut Vec<f32>, rows: &mut Self::Rows) -> Result<(), EngineError>;
+    /// Appends the first `len` numbers of rows to `host`. Returns errors like [`Backend::check`].
+    fn append_to(&self, host: &mut Vec<f32>, rows: &mut Self::Rows, len: usize) -> Result<(), EngineError>;
 
-    /// Draws the rows of `logits` `[num_rows, width]` that `draws` lists, at least one; the pass was begun
-    /// with the same `draws`. Appends the draws, and the logits of all other rows, to `outputs`. Returns
-    /// errors like [`Backend::check`].
+    /// Draws the rows of `logits` `[num_rows, width]`, behind which there may be others, that `draws` lists,
+    /// at least one; the pass was begun with the same `draws`. Appends the draws, and the logits of all other
+    /// rows, to `outputs`. Returns errors like [`Backend::check`].
     fn draw(
         &self,
         _logits: &mut Self::Rows,
@@ -177,9 +177,22 @@ pub(crate) trait Backend: Send + Sync {
         StageTimes::default()
     }
 
-    /// Begins a pass. `draws` are those that [`Backend::draw`] makes when it has run; empty if it has none.
-    /// `rope` computes the angles of its positions, once for all layers, unless they are loaded.
-    fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, draws: &DrawPlan, rope: &Rope) -> Self::Pass<'a>;
+    /// Number of rows to run a pass of `rows` rows with, if passes are padded: similar passes that are equal
+    /// then take less time. `None`: they are not.
+    fn padded_rows(&self, _rows: usize) -> Option<usize> {
+        None
+    }
+
+    /// Begins a pass over all rows of `batch`, and if some have no logits, a second one over `logit_part`, the
+    /// others. `draws` are those that [`Backend::draw`] makes when both have run; empty if it has none. `rope`
+    /// computes the angles of positions, once for all layers, unless they are loaded.
+    fn begin<'a>(
+        &self,
+        batch: &'a ForwardBatch<'a>,
+        logit_part: Option<&'a ForwardBatch<'a>>,
+        draws: &DrawPlan,
+        rope: &Rope,
+    ) -> (Self::Pass<'a>, Option<Self::Pass<'a>>);
 
     /// Rows of `table` `[vocab, hidden]` -> `out` `[rows, hidden]`.
     fn embed(&self, table: &Self::Table, pass: &Self::Pass<'_>, out: &mut Self::Rows);

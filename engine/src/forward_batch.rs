@@ -85,7 +85,8 @@ impl OwnedRows {
     }
 }
 
-/// One pass. Per row: `token_ids`, `positions`, `slot_mapping`.
+/// One pass. Per row: `token_ids`, `positions`, `slot_mapping`. Rows behind those of `segments` are padding:
+/// they have no slots, and nothing reads their results.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ForwardBatch<'a> {
     pub(crate) token_ids: Vec<TokenId>,
@@ -94,6 +95,8 @@ pub(crate) struct ForwardBatch<'a> {
     pub(crate) segments: Vec<Segment<'a>>,
     /// Indices of rows that need logits, ascending.
     pub(crate) logit_rows: Vec<usize>,
+    /// Whether [`ForwardBatch::pad`] has given it one of few sizes.
+    pub(crate) is_padded: bool,
 }
 
 impl<'a> ForwardBatch<'a> {
@@ -134,6 +137,21 @@ impl<'a> ForwardBatch<'a> {
         PassRows { positions, slot_mapping, segments }
     }
 
+    /// Adds rows, so that there are as many as `padded` returns for their number: token 0 at position 0, without
+    /// a sequence. Does nothing if it returns `None`, or if some rows have no logits: these are rows of prompts,
+    /// and such passes are seldom alike.
+    pub(crate) fn pad(&mut self, padded: impl Fn(usize) -> Option<usize>) {
+        let rows = self.num_rows();
+        if self.logit_rows.len() < rows {
+            return;
+        }
+        let Some(all) = padded(rows) else { return };
+        self.token_ids.resize(all, 0);
+        self.positions.resize(all, 0);
+        self.logit_rows.extend(rows..all);
+        self.is_padded = true;
+    }
+
     /// The rows with logits only. Assumes that the keys and values of all rows are stored.
     pub(crate) fn logit_part(&self) -> ForwardBatch<'a> {
         let rows = self.logit_rows.iter();
@@ -143,6 +161,7 @@ impl<'a> ForwardBatch<'a> {
             slot_mapping: rows.map(|&row| self.slot_mapping[row]).collect(),
             segments: self.segments.iter().filter_map(|segment| self.logit_segment(segment)).collect(),
             logit_rows: (0..self.logit_rows.len()).collect(),
+            is_padded: false,
         }
     }
 
@@ -281,6 +300,31 @@ mod tests {
             ]
         );
         assert_eq!(part.logit_part(), part, "all rows have logits");
+    }
+
+    #[test]
+    fn padding_follows_the_rows_of_sequences() {
+        let sequence = |token_ids, start, num_logits| ReservedRows {
+            token_ids,
+            start,
+            block_table: &[7, 3],
+            num_logits,
+            tree: TreePart::default(),
+        };
+        let pass = |num_logits| {
+            let sequences = [sequence(&[10, 11, 12], 15, num_logits), sequence(&[20, 21], 3, 2)];
+            ForwardBatch::passes(&sequences, rows(16)).remove(0)
+        };
+        let mut padded = pass(3);
+        padded.pad(|rows| Some(rows.next_multiple_of(4)));
+        assert_eq!(padded.token_ids, [10, 11, 12, 20, 21, 0, 0, 0]);
+        assert_eq!(padded.positions, [15, 16, 17, 3, 4, 0, 0, 0]);
+        assert_eq!((&padded.slot_mapping, &padded.segments), (&pass(3).slot_mapping, &pass(3).segments));
+        assert!(padded.logit_rows.iter().copied().eq(0..8) && padded.is_padded);
+        let mut same = [pass(3), pass(1)];
+        same[0].pad(|_| None);
+        same[1].pad(|_| Some(8));
+        assert_eq!(same, [pass(3), pass(1)]);
     }
 
     #[test]

@@ -154,18 +154,26 @@ impl Backend for Cpu {
         rows.resize(len);
     }
 
-    fn append_to(&self, host: &mut Vec<f32>, rows: &mut HostRows) -> Result<(), EngineError> {
+    fn append_to(&self, host: &mut Vec<f32>, rows: &mut HostRows, len: usize) -> Result<(), EngineError> {
         if host.is_empty() {
             *host = rows.take();
+            host.truncate(len);
         } else {
-            host.extend_from_slice(rows);
+            host.extend_from_slice(&rows[..len]);
         }
         Ok(())
     }
 
-    fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, _draws: &DrawPlan, rope: &Rope) -> HostPass<'a> {
+    fn begin<'a>(
+        &self,
+        batch: &'a ForwardBatch<'a>,
+        logit_part: Option<&'a ForwardBatch<'a>>,
+        _draws: &DrawPlan,
+        rope: &Rope,
+    ) -> (HostPass<'a>, Option<HostPass<'a>>) {
         self.begin_stages();
-        HostPass { batch, angles: angles(rope, &batch.positions) }
+        let pass = |batch: &'a ForwardBatch<'a>| HostPass { batch, angles: angles(rope, &batch.positions) };
+        (pass(batch), logit_part.map(pass))
     }
 
     fn mark(&self, stage: Stage) {

@@ -122,7 +122,7 @@ impl<B: Backend> Llama<B> {
         let Workspace { rows, logit_rows, scratch, logits } = w;
         let (last, others) = self.layers.split_last().expect("a model has a layer");
         let num_logit_rows = batch.logit_rows.len();
-        let logit_batch = (num_logit_rows < batch.num_rows()).then(|| batch.logit_part());
+        let logit_batch = (1..batch.num_rows()).contains(&num_logit_rows).then(|| batch.logit_part());
 
         // Size all buffers now: a device allocation in the middle of a pass would split its graph.
         backend.resize(logits, num_logit_rows * self.shard.vocabulary(&self.config).len());
@@ -131,10 +131,7 @@ impl<B: Backend> Llama<B> {
         }
         self.resize_activations(backend, batch.num_rows(), rows);
         self.resize_scratch(backend, batch.num_rows(), scratch);
-        // Draws belong to the part that begins last, which is current when they are made.
-        let no_draws = DrawPlan::default();
-        let draws_of_all = if logit_batch.is_some() { &no_draws } else { draws };
-        let mut pass = backend.begin(batch, draws_of_all, &self.config.rope);
+        let (mut pass, logit_pass) = backend.begin(batch, logit_batch.as_ref(), draws, &self.config.rope);
         backend.embed(&self.embedding, &pass, &mut rows.hidden);
         for layer in others {
             layer.project(device, &pass, rows, scratch);
@@ -148,11 +145,12 @@ impl<B: Backend> Llama<B> {
         }
         // After the last layer's keys and values are stored, rows without logits are no longer needed.
         let mut rows = rows;
-        if let Some(logit_batch) = &logit_batch {
+        if let Some(logit_pass) = logit_pass {
             self.resize_scratch(backend, num_logit_rows, scratch);
             backend.take_logit_rows(&pass, self.config.hidden_size, &rows.hidden, &mut logit_rows.hidden);
             backend.take_logit_rows(&pass, self.layout().row_width(), &rows.qkv, &mut logit_rows.qkv);
-            pass = backend.begin(logit_batch, draws, &self.config.rope);
+            backend.mark(Stage::Rest);
+            pass = logit_pass;
             rows = logit_rows;
         }
         last.attend(device, &pass, rows, scratch)?;

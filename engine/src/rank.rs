@@ -93,13 +93,14 @@ impl<B: Backend> Runner for Rank<B> {
         batch: &[ReservedRows<'_>],
         draws: &Arc<DrawPlan>,
     ) -> Result<RankOutput, EngineError> {
-        let passes = ForwardBatch::passes(batch, B::PASS_LIMITS);
+        let mut passes = ForwardBatch::passes(batch, B::PASS_LIMITS);
         let (backend, workspace) = (&self.backend, &mut self.workspace);
         let mut device = DeviceContext { backend, collective: self.collective.as_ref(), kv: &mut self.kv };
         let mut outputs = RankOutput::default();
         let (mut first, mut has_read_last) = (0, false);
-        for pass in passes.iter().filter(|pass| pass.num_rows() > 0) {
+        for pass in passes.iter_mut().filter(|pass| pass.num_rows() > 0) {
             let num_rows = pass.logit_rows.len();
+            pass.pad(|rows| backend.padded_rows(rows));
             let rows = first..first + num_rows;
             first = rows.end;
             // Other ranks have no logits to draw from.
@@ -110,7 +111,8 @@ impl<B: Backend> Runner for Rank<B> {
                 continue;
             }
             if draws.is_empty() {
-                backend.append_to(&mut outputs.logits, &mut workspace.logits)?;
+                let len = num_rows * self.model.config.vocab_size;
+                backend.append_to(&mut outputs.logits, &mut workspace.logits, len)?;
             } else {
                 backend.draw(&mut workspace.logits, num_rows, &draws, &mut outputs)?;
             }

@@ -13,6 +13,8 @@ mod failure_tests;
 mod fusion;
 mod load;
 mod multiply;
+#[cfg(test)]
+mod padding_tests;
 mod pass;
 mod rounding;
 mod rows;
@@ -35,7 +37,7 @@ use super::executor::{Executor, Tensor};
 use super::kv_budget::{MemoryInfo, PASS_LIMITS, kv_bytes, workspace_bytes};
 use super::ops::{
     CandidateBuffers, DrawBuffers, Embedding, FinishSum, NormHeads, ScoreBuffers, StepBuffer, Swiglu,
-    TilingKey, WriteKv, copy_tokens, ensure_capacity, take_rows,
+    TilingKey, WriteKv, copy_tokens, ensure_capacity, padded_rows, take_rows,
 };
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend, FeedForwardRows};
@@ -48,7 +50,7 @@ use crate::weights::{LinearTensors, TensorPart, TensorSource};
 use fusion::DelayedOp;
 pub(super) use load::check_model;
 use load::{GpuLinear, GpuTable};
-use pass::{GpuPass, Inputs};
+use pass::{GpuPass, Inputs, PassPart};
 use rounding::{InputReaders, QuantizedRows, RoundedSource};
 pub(crate) use rows::GpuRows;
 use upload::upload_angles;
@@ -338,9 +340,9 @@ where
         Ok(self.lock_flushed()?.executor.wait()?)
     }
 
-    fn append_to(&self, host: &mut Vec<f32>, rows: &mut Self::Rows) -> Result<(), EngineError> {
+    fn append_to(&self, host: &mut Vec<f32>, rows: &mut Self::Rows, len: usize) -> Result<(), EngineError> {
         let mut state = self.lock_flushed()?;
-        let (tensor, len) = rows.read();
+        let (tensor, _) = rows.read();
         host.extend(tensor.read(&mut state.executor, 0..len)?);
         Ok(())
     }
@@ -355,9 +357,22 @@ where
         self.lock_flushed()?.draw(logits, num_rows, draws, outputs)
     }
 
-    fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, draws: &DrawPlan, rope: &Rope) -> GpuPass<'a> {
-        self.run(|state| state.begin(batch, draws, rope));
-        GpuPass::new(batch)
+    fn padded_rows(&self, rows: usize) -> Option<usize> {
+        // Larger passes are prompts, which take long and are seldom alike.
+        let fits = |padded: &usize| *padded <= PASS_LIMITS.logit_rows;
+        Some(padded_rows(rows)).filter(|padded| fits(padded) && self.lock().executor.pads_passes())
+    }
+
+    fn begin<'a>(
+        &self,
+        batch: &'a ForwardBatch<'a>,
+        logit_part: Option<&'a ForwardBatch<'a>>,
+        draws: &DrawPlan,
+        rope: &Rope,
+    ) -> (GpuPass<'a>, Option<GpuPass<'a>>) {
+        self.run(|state| state.begin((batch, logit_part), draws, rope));
+        let of_logits = logit_part.map(|part| GpuPass::new(part, PassPart::LogitRows));
+        (GpuPass::new(batch, PassPart::AllRows), of_logits)
     }
 
     fn embed(&self, table: &Self::Table, pass: &Self::Pass<'_>, out: &mut Self::Rows) {
@@ -365,7 +380,7 @@ where
             let (out, _) = out.write();
             let GpuTable { numbers: table, columns: hidden, is_tiled, .. } = table;
             let State { executor, inputs, drawing, .. } = state;
-            let (token_ids, is_tiled) = (drawing.arrays.input(&inputs.places.token_ids), *is_tiled);
+            let (token_ids, is_tiled) = (drawing.arrays.input(&inputs.rows.token_ids), *is_tiled);
             Embedding { table, is_tiled, token_ids, out }.launch(executor, pass.rows(), *hidden)
         });
     }
@@ -391,7 +406,7 @@ where
     }
 
     fn rotate(&self, layout: HeadLayout, pass: &Self::Pass<'_>, qkv: &mut Self::Rows) {
-        self.run(|state| state.delay_rotate(qkv.write().0, (pass.rows(), layout)));
+        self.run(|state| state.delay_rotate(qkv.write().0, pass, layout));
     }
 
     fn linear(&self, linear: &Self::Linear, x: &mut Self::Rows, out: &mut Self::Rows) {
@@ -414,12 +429,12 @@ where
         self.run_joined(|state| {
             let turn = state.take_delayed_rotate(qkv.read().0, pass.rows())?;
             let State { executor, inputs, angles, drawing, .. } = state;
-            let (qkv, slots) = (qkv.read().0, drawing.arrays.input(&inputs.places.slots));
+            let (qkv, slots) = (qkv.read().0, drawing.arrays.input(&inputs.rows.slots));
             let write = WriteKv { qkv, slots, kv, layout: at.layout, layer };
             if !turn {
                 return write.launch(executor, pass.rows());
             }
-            let angles = inputs.angles(&drawing.arrays, angles.as_ref());
+            let angles = inputs.part(pass.part).angles(&drawing.arrays, angles.as_ref());
             // SAFETY: the queries are turned for `rotate`, which had qkv to write and was delayed until now.
             unsafe { write.launch_with_rotate(executor, &angles, pass.rows()) }
         });
@@ -432,7 +447,7 @@ where
         (pass, qkv): (&Self::Pass<'_>, &Self::Rows),
         out: &mut Self::Rows,
     ) {
-        self.run(|state| state.attend(kv, at, (pass.rows(), qkv.read().0), out));
+        self.run(|state| state.attend(kv, at, (pass, qkv.read().0), out));
     }
 
     fn feed_forward(
@@ -462,7 +477,7 @@ where
     fn take_logit_rows(&self, _pass: &Self::Pass<'_>, width: usize, x: &Self::Rows, out: &mut Self::Rows) {
         self.run(|state| {
             let State { executor, inputs, drawing, .. } = state;
-            let logit_rows = drawing.arrays.input(&inputs.places.logit_rows);
+            let logit_rows = drawing.arrays.input(&inputs.rows.logit_rows);
             take_rows(executor, (x.read().0, width), logit_rows, out.write().0)
         });
     }

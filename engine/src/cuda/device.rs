@@ -49,6 +49,7 @@ pub struct CudaDevice {
     watch: Watched,
     /// Launches to be replayed or started later, if this device replays graphs.
     recorder: Option<LaunchRecorder<Graph>>,
+    pads_passes: bool,
     /// Allocated on the first write or read.
     staging: Option<Staging>,
     products: Option<LibraryProducts>,
@@ -140,7 +141,8 @@ impl CudaDevice {
                 functions.insert(kernel.name, function);
             }
         }
-        let (watch, recorder, staging, products, multiplies_in_clusters) = (None, None, None, None, false);
+        let (watch, recorder, staging, products) = (None, None, None, None);
+        let (pads_passes, multiplies_in_clusters) = (false, false);
         let (capability, pool) = ((major, minor), MemoryPool::of_device(ordinal)?);
         pool.keep_freed()?;
         Ok(Self {
@@ -152,6 +154,7 @@ impl CudaDevice {
             pool,
             watch,
             recorder,
+            pads_passes,
             staging,
             products,
             multiplies_in_clusters,
@@ -223,9 +226,11 @@ impl CudaDevice {
         self.watch = Some((watch, patience));
     }
 
-    /// Collects launches from now on, and replays repeated ones as one graph.
-    pub(super) fn enable_graphs(&mut self) {
+    /// Collects launches from now on, and replays repeated ones as one graph. With `pads_passes` similar
+    /// passes repeat the same ones; all ranks of a model need the same.
+    pub(super) fn enable_graphs(&mut self, pads_passes: bool) {
         self.recorder = Some(LaunchRecorder::default());
+        self.pads_passes = pads_passes;
     }
 
     /// Lets blocks of products share operands in clusters from now on.
@@ -495,6 +500,10 @@ impl Executor for CudaDevice {
 
     fn multiplies_in_clusters(&self) -> bool {
         self.multiplies_in_clusters && self.multiplies_panels()
+    }
+
+    fn pads_passes(&self) -> bool {
+        self.pads_passes && self.products.is_none()
     }
 
     unsafe fn multiply(&mut self, product: &Product) -> Result<bool, CudaError> {

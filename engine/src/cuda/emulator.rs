@@ -25,7 +25,7 @@ type Run = unsafe extern "C" fn(*const c_void, *const u32, *mut *mut c_void, *mu
 
 /// A library of all kernels.
 pub(crate) struct Emulator {
-    library: Library,
+    library: Arc<Library>,
     /// Number of launches that succeed before one fails.
     launches_left: Option<u32>,
     allocations: Arc<AtomicU32>,
@@ -52,6 +52,8 @@ pub(crate) struct HostMemory {
     address: *mut u8,
     bytes: usize,
     free: unsafe extern "C" fn(*mut c_void, usize),
+    /// Has the code of `free`.
+    _library: Arc<Library>,
 }
 
 // SAFETY: the memory is owned exclusively, like a Box's.
@@ -74,7 +76,7 @@ impl Emulator {
     pub(super) fn of(text: &str, check: Check) -> Self {
         let file = on_host::build(text, "libkernels.so", check).unwrap();
         // SAFETY: the library is our own and its initialisers are those of its own containers.
-        let library = unsafe { Library::new(file) }.unwrap();
+        let library = Arc::new(unsafe { Library::new(file) }.unwrap());
         let (allocations, launches, replays) = Default::default();
         let failing_allocation = Arc::new(AtomicU32::new(u32::MAX));
         let (launches_left, recorder) = (None, None);
@@ -232,7 +234,7 @@ impl Executor for Emulator {
         // SAFETY: accepts any size.
         let address = unsafe { alloc(bytes) };
         assert!(!address.is_null(), "the host has memory for a test");
-        Ok(HostMemory { address: address.cast(), bytes, free: *free })
+        Ok(HostMemory { address: address.cast(), bytes, free: *free, _library: Arc::clone(&self.library) })
     }
 
     fn write(&mut self, memory: &mut HostMemory, at: usize, bytes: &[u8]) -> Result<(), CudaError> {
@@ -312,6 +314,10 @@ impl Executor for Emulator {
 
     fn multiplies_in_clusters(&self) -> bool {
         self.multiplies_panels
+    }
+
+    fn pads_passes(&self) -> bool {
+        self.recorder.is_some()
     }
 
     unsafe fn launch(

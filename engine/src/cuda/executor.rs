@@ -88,6 +88,12 @@ pub(crate) trait Executor {
         false
     }
 
+    /// Whether passes are padded to few sizes: launches are replayed if they are equal to earlier ones. Must be
+    /// false with a library whose products of a row depend on the number of rows.
+    fn pads_passes(&self) -> bool {
+        false
+    }
+
     /// Computes a product with a library, which sums in an order of its own choice, if this executor has a
     /// library and uses it for this number of rows. Returns whether it did.
     ///

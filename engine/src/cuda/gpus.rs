@@ -88,7 +88,8 @@ pub(crate) fn load_on_gpus(
         devices.iter_mut().for_each(CudaDevice::use_clusters);
     }
     if gpus.graphs {
-        devices.iter_mut().for_each(CudaDevice::enable_graphs);
+        // Each node has options of its own, and ranks of other nodes need equal sizes.
+        devices.iter_mut().for_each(|device| device.enable_graphs(nodes.is_none()));
     }
     if let Some(rows) = gpus.cublaslt_min_rows {
         devices.iter_mut().try_for_each(|device| device.use_cublaslt(rows))?;

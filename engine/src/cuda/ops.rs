@@ -13,6 +13,7 @@ mod heads;
 mod int8;
 mod logits;
 mod own_blocks;
+mod padding;
 mod panels;
 mod probe;
 mod random;
@@ -40,6 +41,7 @@ pub(crate) use heads::{Angles, NormHeads, WriteKv, rotate, rotate_at};
 pub(crate) use int8::{GRAIN as INT8_GRAIN, GemmInt8, Int8Rows, QuantizeRows, StepLayout};
 pub(crate) use logits::{ContextEdits, EDIT_BYTES, LogitEdit, edit_logits};
 pub(crate) use own_blocks::{OwnBlocks, own_bytes};
+pub(crate) use padding::padded_rows;
 pub(crate) use panels::{
     CHANNELS as TILE_CHANNELS, GemmPanels, GroupSums, INT8_PANEL_COLUMNS, INT8_TILES, InputLayout,
     LaunchedProduct, MAX_SUMS_BYTES, NUM_ALONE, PANEL_COLUMNS, PackedChannels, PanelLaunch, PanelOperands,

@@ -1,5 +1,5 @@
 //! Results of a pass in which some rows are drawn: ids, logprobs and candidates as requested, and logits of
-//! the other rows. What all kernels read, edits excepted, is uploaded with the inputs of the pass. All of
+//! the other rows. What all kernels read is uploaded with the inputs of the pass. All of
 //! them are launched before one copy downloads their results, so the host waits for the device once.
 
 use speculation::acceptance::{DrawResult, candidates_from_processed, draw_processed};
@@ -8,19 +8,22 @@ use speculation::tree::{Candidates, MAX_CANDIDATES};
 use super::{GpuRows, State};
 use crate::EngineError;
 use crate::cuda::CudaError;
-use crate::cuda::executor::{Executor, Tensor, check};
+use crate::cuda::executor::{Executor, Tensor, check_len};
 use crate::cuda::ops::{
     DrawRow, Drawn, LogitsShape, ScoreRow, ScoredToken, apply_filters, candidates, copy_edited_rows,
-    copy_raw_rows, draw, edit_logits, find_candidates, score, score_first_candidates, scores,
+    copy_raw_rows, draw, edit_logits, find_candidates, padded_rows, score, score_first_candidates, scores,
 };
 use crate::draws::{DrawPlan, Filter, RankOutput};
 
 impl<E: Executor> State<E> {
-    /// Begins the arrays of a step with those of its draws.
-    pub(super) fn prepare_draws(&mut self, plan: &DrawPlan) {
+    /// Begins the arrays of a step with those of its draws, padded or not.
+    pub(super) fn prepare_draws(&mut self, plan: &DrawPlan, is_padded: bool) {
         let State { drawing, scoring, listing, .. } = self;
         let shape = LogitsShape { vocab: plan.vocab, stride: plan.stride };
-        drawing.prepare(shape, plan.filters.iter().map(|filter| filter.row).collect(), plan.rows.clone());
+        let filters = plan.filters.iter().map(|filter| filter.row).collect();
+        let len = plan.rows.len();
+        let padded = if is_padded { padded_rows(len) } else { len };
+        drawing.prepare_padded(shape, filters, (plan.rows.clone(), padded));
         scoring.prepare(drawing, plan.scores.clone());
         listing.prepare(drawing, plan.candidates.iter().map(|candidate| candidate.row).collect());
     }
@@ -36,7 +39,7 @@ impl<E: Executor> State<E> {
     ) -> Result<(), EngineError> {
         let (logits, len) = logits.write();
         let (vocab, width) = (plan.vocab, plan.stride);
-        check("draw", ("logits", len), len == num_rows * width, format_args!("{num_rows} rows of {width}"))?;
+        check_len("draw", "logits", len, num_rows * width)?;
         self.launch_draws(logits, plan)?;
 
         let State { executor, drawing, scoring, listing, .. } = self;

@@ -9,7 +9,7 @@
 
 use cpu_kernels::HeadLayout;
 
-use super::{GpuNorm, State};
+use super::{GpuNorm, GpuPass, PassPart, State};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor, check_len};
 use crate::cuda::ops::{GroupSums, RmsNorm, add_at, rotate_at};
@@ -21,8 +21,8 @@ pub(super) enum DelayedOp {
     AddGroups(GroupSums),
     /// `sum += x`, where x are sums of groups or one group.
     Add { sum: u64, x: GroupSums },
-    /// Rotary embedding of the queries and keys of `rows` rows at `qkv`, by the pass's angles.
-    Rotate { qkv: u64, rows: usize, layout: HeadLayout },
+    /// Rotary embedding of the queries and keys of `rows` rows at `qkv`, by the angles of this part.
+    Rotate { qkv: u64, rows: usize, part: PassPart, layout: HeadLayout },
 }
 
 impl<E: Executor> State<E> {
@@ -40,8 +40,8 @@ impl<E: Executor> State<E> {
                 // SAFETY: as above.
                 unsafe { add_at(&mut self.executor, sum, x.out(), x.len()) }
             }
-            Some(DelayedOp::Rotate { qkv, rows, layout }) => {
-                let angles = self.inputs.angles(&self.drawing.arrays, self.angles.as_ref());
+            Some(DelayedOp::Rotate { qkv, rows, part, layout }) => {
+                let angles = self.inputs.part(part).angles(&self.drawing.arrays, self.angles.as_ref());
                 // SAFETY: as above; the positions are this pass's.
                 unsafe { rotate_at(&mut self.executor, qkv, &angles, (rows, layout)) }
             }
@@ -71,10 +71,12 @@ impl<E: Executor> State<E> {
     pub(super) fn delay_rotate(
         &mut self,
         qkv: &mut Tensor<E::Memory, f32>,
-        (rows, layout): (usize, HeadLayout),
+        pass: &GpuPass<'_>,
+        layout: HeadLayout,
     ) -> Result<(), CudaError> {
+        let (rows, part) = (pass.rows(), pass.part);
         check_len("rotate", "qkv", qkv.len(), rows * layout.row_width())?;
-        self.delayed = Some(DelayedOp::Rotate { qkv: qkv.address(), rows, layout });
+        self.delayed = Some(DelayedOp::Rotate { qkv: qkv.address(), rows, part, layout });
         Ok(())
     }
 

@@ -6,6 +6,8 @@
 //! printed only if they are near those of a run on a GPU.
 
 mod recorder;
+#[cfg(test)]
+mod replays;
 mod times;
 
 use std::fmt::Write as _;

@@ -55,6 +55,8 @@ struct AttentionWork {
   u32 split, end_split;
 };
 #define NO_SPLIT 0xffffffffu
+// Tile of a query behind those of sequences: it has no result.
+#define NO_TILE 0xffffffffu
 
 // Length of a partial result: the values, then the maximum and the sum, four times. So each of the four lanes
 // that hold a query's values after a product reads only what it has written itself: of each 16 values, lane t

@@ -1,7 +1,7 @@
 // Merges partial results of attention into rows (attention.cuh), where blocks did not.
 //   partial [parts][kv_heads][part_len] f32, tiles; tile_of [queries]: the tile of a query; positions [rows]
 //   -> out [rows, heads * head_dim] f32, and rounded (bf16 or null): out as the input of a product (input_index)
-// head_dim at most 128. Queries of tiles that their last blocks merge are left out.
+// head_dim at most 128. Queries of tiles that their last blocks merge are left out, and those without a tile.
 
 // A query and the location of its partial results.
 struct MergedQuery {
@@ -53,6 +53,7 @@ extern "C" __global__ void __launch_bounds__(128)
   const u32 index = blockIdx.x * 4 + threadIdx.x / WARP, lane = threadIdx.x % WARP;
   if (index >= queries) return;  // the whole warp returns
   const u32 query = first_query + index;
+  if (tile_of[query] == NO_TILE) return;  // the whole warp returns
   const MergedQuery merged(partial, positions, tiles, tile_of, query, group, head_dim, window);
   if (merged.tile.num_runs != 0) return;  // the whole warp returns
   Folded row;
@@ -72,6 +73,7 @@ extern "C" __global__ void __launch_bounds__(256)
   __shared__ Folded groups[2][WARPS][WARP];
   const u32 query = first_query + blockIdx.x;
   const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  if (tile_of[query] == NO_TILE) return;  // all threads of the block return
   const MergedQuery merged(partial, positions, tiles, tile_of, query, group, head_dim, window);
   if (merged.tile.num_runs != 0) return;  // all threads of the block return
   Folded row;

@@ -16,9 +16,10 @@ struct DrawRow {
   u32 position;
   float temperature;
   u32 purpose;
-  u32 row;  // row of the logits
+  u32 row;  // row of the logits, or NO_ROW: nothing is drawn
   u32 unused;
 };
+#define NO_ROW 0xffffffffu
 
 __device__ __forceinline__ void philox(u32 (&words)[4], u32 key_low, u32 key_high) {
   for (int round = 0; round < 10; ++round) {
@@ -100,6 +101,7 @@ extern "C" __global__ void __launch_bounds__(256)
   __shared__ uint4 chunks[PART_CHUNKS];
   __shared__ Best shared[8];
   const DrawRow row = draws[blockIdx.x];
+  if (row.row == NO_ROW) return;
   const float* z = logits + (u64)row.row * stride;
   const Part part(z, blockIdx.y, vocab);
   load_part(z, part, chunks);
@@ -137,6 +139,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // [num_draws]. Grid (num_draws), one warp.
 extern "C" __global__ void __launch_bounds__(32)
     draw_join(const DrawPart* parts, const DrawRow* draws, Drawn* drawn, u32 num_parts) {
+  if (draws[blockIdx.x].row == NO_ROW) return;
   Best most_likely = {(double)NEG_INF, NO_TOKEN};
   Best best = most_likely;
   for (u32 i = threadIdx.x; i < num_parts; i += WARP) {

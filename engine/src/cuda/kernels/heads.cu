@@ -36,12 +36,16 @@ extern "C" __global__ void __launch_bounds__(32)
   }
 }
 
-// Writes keys and values, rounded to bf16. slots [rows]: block * 16 + offset, all different
+// Slot of a row whose keys and values are not stored.
+#define NO_SLOT 0xffffffffu
+
+// Writes keys and values, rounded to bf16. slots [rows]: block * 16 + offset, all different, or NO_SLOT
 //   -> kv (kv.cuh); head_dim a multiple of 8. Grid (rows, kv_heads), one warp.
 extern "C" __global__ void __launch_bounds__(32)
     write_kv(const float* qkv, const u32* slots, bf16* kv, u32 heads, u32 kv_heads, u32 head_dim, u32 layer,
              u32 layers) {
   const u64 slot = slots[blockIdx.x];
+  if (slot == NO_SLOT) return;
   const u32 offset = (u32)(slot % 16);
   const float* row = qkv + (u64)blockIdx.x * (heads + 2 * kv_heads) * head_dim;
   const float* key = row + (heads + blockIdx.y) * head_dim;
@@ -54,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(32)
 }
 
 // Fused `rotate` and `write_kv`: rotates queries in place and keys on their way into KV. Keys in qkv stay
-// unrotated: nothing reads them there. Grid (rows, heads + kv_heads), one warp.
+// unrotated: nothing reads them there. Rows without a slot stay as they are. Grid (rows, heads + kv_heads), one warp.
 extern "C" __global__ void __launch_bounds__(32)
     rotate_and_write_kv(float* qkv, const u32* positions, const float* angles, const u32* slots, bf16* kv, u32 heads,
                         u32 kv_heads, u32 head_dim, u32 layer, u32 layers) {
@@ -64,6 +68,7 @@ extern "C" __global__ void __launch_bounds__(32)
   float* x = qkv + ((u64)blockIdx.x * (heads + 2 * kv_heads) + blockIdx.y) * head_dim;
   const bool is_query = blockIdx.y < heads;
   const u64 slot = slots[blockIdx.x];
+  if (slot == NO_SLOT) return;
   const u32 offset = (u32)(slot % 16);
   bf16* block = kv + kv_block(slot / 16, layer, layers, is_query ? 0 : blockIdx.y - heads, kv_heads, head_dim);
   for (u32 i = threadIdx.x; i < half; i += WARP) {

@@ -6,6 +6,7 @@ use cpu_kernels::HeadLayout;
 use half::bf16;
 
 use super::own_blocks::own_block_len;
+use super::padding::padded_list;
 use super::rows::check_rounded;
 use super::tiling::{
     AttentionChunk, AttentionTile, LAST_BLOCK_PARTS, PANEL_HEAD_DIMS, PANELS, WIDTHS, WorkItem, part_len,
@@ -40,9 +41,10 @@ impl TilingViews<'_> {
         self.chunks.iter().map(|chunk| chunk.num_parts).max().unwrap_or(0) * part_len(layout)
     }
 
-    /// Number of counters of finished blocks.
+    /// Number of counters of finished blocks: as many for a pass that is padded as for one that is not, so that
+    /// they need not be allocated again.
     pub(crate) fn arrived_len(&self, layout: HeadLayout) -> usize {
-        self.tiles.len() * layout.num_kv_heads
+        padded_list(self.tiles.len()) * layout.num_kv_heads
     }
 
     /// Size of the own blocks of tree rows in the largest chunk, in numbers; 0 without trees.

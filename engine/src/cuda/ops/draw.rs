@@ -20,10 +20,13 @@ pub(crate) struct DrawRow {
     pub(crate) position: u32,
     pub(crate) temperature: f32,
     pub(crate) purpose: u32,
-    /// Row of the logits.
+    /// Row of the logits, or [`NO_ROW`].
     pub(crate) row: u32,
     unused: u32,
 }
+
+/// Marks an entry without a draw (`NO_ROW` of `draw.cu`).
+const NO_ROW: u32 = u32::MAX;
 
 impl DrawRow {
     /// Creates the draw of a sequence's token at `position` from row `row`.
@@ -84,7 +87,7 @@ pub(crate) struct DrawBuffers<M> {
     /// What kernels of the model and of draws read, and the results of draws.
     pub(crate) arrays: StepArrays<M>,
     pub(super) shape: LogitsShape,
-    pub(super) edits: StepBuffer<M, LogitEdit>,
+    pub(super) edits: Place<LogitEdit>,
     pub(super) filtering: FilterBuffers<M>,
     draws: Vec<DrawRow>,
     on_device: Place<DrawRow>,
@@ -97,7 +100,7 @@ impl<M> Default for DrawBuffers<M> {
         Self {
             arrays: StepArrays::default(),
             shape: LogitsShape::default(),
-            edits: StepBuffer::default(),
+            edits: Place::EMPTY,
             filtering: FilterBuffers::default(),
             draws: Vec::new(),
             on_device: Place::EMPTY,
@@ -109,9 +112,21 @@ impl<M> Default for DrawBuffers<M> {
 
 impl<M> DrawBuffers<M> {
     /// Begins a step: [`apply_filters`](super::apply_filters) applies `filters`, and [`draw`] makes `draws`,
-    /// to rows of logits of this shape. Rows to score and rows with candidates are added next, then
-    /// [`DrawBuffers::upload`].
+    /// to rows of logits of this shape. Rows to score, rows with candidates, inputs of other kernels and edits
+    /// ([`DrawBuffers::put_edits`]) are added next, then [`DrawBuffers::upload`].
     pub(crate) fn prepare(&mut self, shape: LogitsShape, filters: Vec<FilterRow>, draws: Vec<DrawRow>) {
+        let len = draws.len();
+        self.prepare_padded(shape, filters, (draws, len));
+    }
+
+    /// The same with `len` entries for draws, of which the last ones draw nothing.
+    pub(crate) fn prepare_padded(
+        &mut self,
+        shape: LogitsShape,
+        filters: Vec<FilterRow>,
+        (mut draws, len): (Vec<DrawRow>, usize),
+    ) {
+        draws.resize(len, DrawRow { row: NO_ROW, ..bytemuck::Zeroable::zeroed() });
         self.shape = shape;
         self.arrays.clear();
         self.filtering.prepare(&mut self.arrays, filters);
@@ -120,7 +135,7 @@ impl<M> DrawBuffers<M> {
         self.draws = draws;
     }
 
-    /// Results of the step's draws.
+    /// Results of the step's draws, followed by those of entries that draw nothing.
     pub(crate) fn drawn(&self, results: &Downloaded) -> Vec<Drawn> {
         results.get(&self.drawn)
     }
@@ -137,7 +152,7 @@ impl<M> DrawBuffers<M> {
 }
 
 impl<M: DeviceMemory> DrawBuffers<M> {
-    /// Uploads all that the step's kernels read, edits excepted.
+    /// Uploads all that the step's kernels read: of edits those of the first launch.
     pub(crate) fn upload<E>(&mut self, executor: &mut E) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
@@ -175,7 +190,8 @@ where
     }
     let LogitsShape { vocab, stride } = *shape;
     let num_parts = num_parts(kernel.name, *shape)?;
-    let last = draws.iter().map(|draw| draw.row as usize).max().unwrap_or(0);
+    let last =
+        draws.iter().filter(|draw| draw.row != NO_ROW).map(|draw| draw.row as usize).max().unwrap_or(0);
     let rows = logits.len() / stride;
     check(kernel.name, ("a drawn row", last), last < rows, format_args!("below {rows}"))?;
     let parts = parts.resize(executor, draws.len() * num_parts, "parts of drawn rows")?;

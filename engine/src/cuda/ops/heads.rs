@@ -94,7 +94,8 @@ pub(crate) unsafe fn rotate_at<E: Executor>(
 pub(crate) struct WriteKv<'a, M> {
     /// `[rows, layout.row_width()]`.
     pub(crate) qkv: &'a Tensor<M, f32>,
-    /// `[rows]`: block * 16 + offset, all different, each inside `kv`.
+    /// `[rows]`: block * 16 + offset, all different, each inside `kv`, or `u32::MAX` for a row that is not
+    /// stored.
     pub(crate) slots: View<'a, u32>,
     /// `[blocks][layers][kv heads][K | V of 16 keys]`, in the layout of `kv.cuh`.
     pub(crate) kv: &'a mut Tensor<M, bf16>,

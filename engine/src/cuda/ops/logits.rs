@@ -5,7 +5,7 @@ use speculation::SequenceSpec;
 use super::DrawBuffers;
 use crate::TokenId;
 use crate::cuda::CudaError;
-use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
+use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::LOGITS;
 
 /// Excluded by min_tokens.
@@ -142,8 +142,21 @@ fn penalties(spec: &SequenceSpec, ids: &[TokenId], vocab: usize) -> Vec<LogitEdi
     of_tokens.map(edit).collect()
 }
 
-/// Applies `edits` to `logits` `[rows, vocab]`. Each (row, id) may occur once, because threads apply edits in
-/// any order.
+impl<M> DrawBuffers<M> {
+    /// Adds edits, the last inputs of a step: the number of edits changes with every token, and would move the
+    /// arrays after them.
+    pub(crate) fn put_edits(&mut self, edits: &[LogitEdit]) {
+        self.put_edits_of_turn(edits, MAX_EDITS);
+    }
+
+    /// The same with at most `most` edits per launch.
+    fn put_edits_of_turn(&mut self, edits: &[LogitEdit], most: usize) {
+        self.edits = self.arrays.put_last(&edits[..edits.len().min(most)], most);
+    }
+}
+
+/// Applies `edits`, those of [`DrawBuffers::put_edits`], to `logits` `[rows, vocab]`. Each (row, id) may occur
+/// once, because threads apply edits in any order.
 pub(crate) fn edit_logits<E: Executor>(
     executor: &mut E,
     buffers: &mut DrawBuffers<E::Memory>,
@@ -157,7 +170,8 @@ where
     edit_in_turns(executor, buffers, logits, (edits, MAX_EDITS), vocab)
 }
 
-/// The same with at most `most` edits per launch; launches reuse the memory of their edits.
+/// The same with at most `most` edits per launch; launches reuse the memory of their edits, and those after
+/// the first upload theirs.
 fn edit_in_turns<E: Executor>(
     executor: &mut E,
     buffers: &mut DrawBuffers<E::Memory>,
@@ -170,9 +184,15 @@ where
 {
     let kernel = LOGITS.kernel(0);
     check_edits(kernel.name, edits, logits.len() / vocab, vocab)?;
-    for edits in edits.chunks(most) {
-        let on_device = buffers.edits.fill(executor, edits, "logit edits")?;
-        let params = Params::default().write(logits).read(on_device).u32(edits.len()).u32(vocab);
+    let DrawBuffers { arrays, edits: place, .. } = buffers;
+    if !edits.is_empty() {
+        check_len(kernel.name, "edits", arrays.input(place).len(), edits.len().min(most))?;
+    }
+    for (turn, edits) in edits.chunks(most).enumerate() {
+        if turn > 0 {
+            arrays.overwrite(executor, place, edits)?;
+        }
+        let params = Params::default().write(logits).view(arrays.input(place)).u32(edits.len()).u32(vocab);
         let grid = [edits.len().div_ceil(kernel.threads as usize) as u32, 1, 1];
         // SAFETY: these are the kernel's parameters; the check ensures that every edit is in bounds and that
         // no two threads edit the same logit.
@@ -223,9 +243,12 @@ mod tests {
             // Launches are collected, so that edits which are overwritten too early would show.
             e.enable_graphs();
             let mut logits = Tensor::of(&mut e, &[0.5f32; 21], "logits").unwrap();
+            buffers.put_edits_of_turn(&edits, most);
+            buffers.upload(&mut e).unwrap();
             edit_in_turns(&mut e, &mut buffers, &mut logits, (&edits, most), 7).unwrap();
             assert_eq!(logits.read(&mut e, 0..21).unwrap(), expected, "at most {most}");
-            assert!(buffers.edits.tensor().len() <= most.min(21).next_power_of_two(), "at most {most}");
+            let words = most * size_of::<LogitEdit>() / size_of::<u32>();
+            assert_eq!(buffers.arrays.input_words(), words.next_power_of_two(), "at most {most}");
         }
     }
 

@@ -1,5 +1,5 @@
 //! Arrays of a step that are copied between host and device: one copy uploads the inputs of all its kernels,
-//! those of draws first, and one copy downloads all results of the draws.
+//! those of draws first and edits of logits last, and one copy downloads all results of the draws.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -38,6 +38,8 @@ pub(crate) struct StepArrays<M> {
     /// The inputs in sequence, each aligned to 16 bytes.
     packed: Vec<u32>,
     inputs: StepBuffer<M, u32>,
+    /// Minimum size of the inputs' memory, in words.
+    room: usize,
     results: StepBuffer<M, u32>,
     /// Words of the results that have a place so far.
     result_words: usize,
@@ -46,7 +48,7 @@ pub(crate) struct StepArrays<M> {
 impl<M> Default for StepArrays<M> {
     fn default() -> Self {
         let (packed, inputs, results) = Default::default();
-        Self { packed, inputs, results, result_words: 0 }
+        Self { packed, inputs, room: 0, results, result_words: 0 }
     }
 }
 
@@ -54,6 +56,7 @@ impl<M> StepArrays<M> {
     /// Begins a step without arrays.
     pub(super) fn clear(&mut self) {
         self.packed.clear();
+        self.room = 0;
         self.result_words = 0;
     }
 
@@ -66,6 +69,14 @@ impl<M> StepArrays<M> {
         self.packed.resize(start, 0);
         self.packed.extend_from_slice(bytemuck::cast_slice(elements));
         Place { words: start..self.packed.len(), element: PhantomData }
+    }
+
+    /// Adds the last input, with room for `most` elements: the memory then stays where it is when their number
+    /// changes, and graphs of launches can still be replayed.
+    pub(super) fn put_last<T: bytemuck::Pod>(&mut self, elements: &[T], most: usize) -> Place<T> {
+        let start = self.packed.len().next_multiple_of(ALIGN_WORDS);
+        self.room = start + most * size_of::<T>() / size_of::<u32>();
+        self.put(elements)
     }
 
     /// Ends the inputs of draws. Pads them to a power of two, so that the inputs after them seldom move when
@@ -93,8 +104,33 @@ impl<M: DeviceMemory> StepArrays<M> {
         E: Executor<Memory = M>,
     {
         self.results.resize(executor, self.result_words, "results of a step")?;
-        self.inputs.fill(executor, &self.packed, "inputs of a step")?;
-        Ok(())
+        let len = self.packed.len().max(self.room);
+        self.inputs.resize(executor, len, "inputs of a step")?.write(executor, 0, &self.packed)
+    }
+
+    /// Overwrites an input of [`StepArrays::put_last`] with at most `most` elements.
+    pub(super) fn overwrite<E, T>(
+        &mut self,
+        executor: &mut E,
+        place: &Place<T>,
+        elements: &[T],
+    ) -> Result<(), CudaError>
+    where
+        E: Executor<Memory = M>,
+        T: bytemuck::Pod,
+    {
+        let len = self.inputs.len();
+        self.inputs.resize(executor, len, "inputs of a step")?.write(
+            executor,
+            place.words.start,
+            bytemuck::cast_slice(elements),
+        )
+    }
+
+    /// Size of the inputs' memory in words.
+    #[cfg(test)]
+    pub(super) fn input_words(&self) -> usize {
+        self.inputs.tensor().len()
     }
 
     /// An uploaded input.

@@ -17,6 +17,7 @@ use self::work::NO_SPLIT;
 pub(crate) use self::work::WorkItem;
 use super::blocks::MULTIPROCESSORS;
 use super::own_blocks::{OwnBlocks, TreeRow, max_own_blocks};
+use super::padding::padded_list;
 
 /// Keys per split, which a warp sums by itself, and splits per group: part of the numerics (`attention.cuh`).
 pub(super) const SPLIT_KEYS: usize = 128;
@@ -120,6 +121,8 @@ pub(crate) struct Limits {
     pub(crate) parts: Option<PartSize>,
     /// Whether there are kernels for tiles of warpgroups.
     pub(crate) has_panels: bool,
+    /// Whether the pass is padded, so that similar ones replay the same graph.
+    pub(crate) is_padded: bool,
 }
 
 impl Limits {
@@ -136,6 +139,7 @@ impl Limits {
             last_block_parts: LAST_BLOCK_PARTS,
             parts: None,
             has_panels: has_warpgroups && PANEL_HEAD_DIMS.contains(&layout.head_dim),
+            is_padded: false,
         }
     }
 }
@@ -155,6 +159,11 @@ impl TilingKey {
     pub(crate) fn of(layout: HeadLayout, window: Option<u32>, has_warpgroups: bool) -> Self {
         let limits = Limits::of(layout, has_warpgroups);
         Self { group: layout.num_heads / layout.num_kv_heads, window, limits }
+    }
+
+    /// The same for a pass that is padded or not.
+    pub(crate) fn padded(self, is_padded: bool) -> Self {
+        Self { limits: Limits { is_padded, ..self.limits }, ..self }
     }
 }
 
@@ -176,8 +185,11 @@ pub(crate) struct AttentionChunk {
     pub(super) blocks_merge: usize,
 }
 
+/// Tile of a query behind those of sequences (`NO_TILE` of `attention.cuh`).
+const NO_TILE: u32 = u32::MAX;
+
 /// A pass's queries for one key: tiles, their splits and their chunks. Every required split is in exactly one
-/// work item; padding adds at most a sixteenth.
+/// work item; padding adds few ([`padding`](super::padding)).
 #[derive(Debug, Default)]
 pub(crate) struct Tiling {
     pub(crate) tiles: Vec<AttentionTile>,
@@ -215,6 +227,16 @@ impl Tiling {
             tiling.tile_of.extend(std::iter::repeat_n(tile as u32, tiling.tiles[tile].num_queries as usize));
         }
         tiling
+    }
+
+    /// Adds queries without a tile, up to `queries`, and tiles without queries: passes with other numbers of
+    /// both then have equal launches.
+    pub(crate) fn pad(&mut self, queries: usize) {
+        self.tile_of.resize(queries, NO_TILE);
+        self.tiles.resize(padded_list(self.tiles.len()), bytemuck::Zeroable::zeroed());
+        if let Some(last) = self.chunks.last_mut() {
+            last.queries.end = queries;
+        }
     }
 
     /// Adds the tiles of a segment; `table` is the offset of its block table.
@@ -312,7 +334,7 @@ impl Tiling {
             }
             num_parts += first.num_parts();
         }
-        let work = std::array::from_fn::<_, WIDTHS, _>(|width| self.add_work(chunk, width, limits.min_runs));
+        let work = std::array::from_fn::<_, WIDTHS, _>(|width| self.add_work(chunk, width, limits));
         for item in work.iter().flat_map(|range| &self.work[range.clone()]) {
             if item.split != NO_SPLIT {
                 self.tiles[item.tile as usize].num_runs += 1;

@@ -47,6 +47,7 @@ pub(super) const NO_LIMITS: Limits = Limits {
     last_block_parts: LAST_BLOCK_PARTS,
     parts: Some(PartSize::Split),
     has_panels: false,
+    is_padded: false,
 };
 /// Tiles of warpgroups wherever a sequence has more queries than those of warps hold.
 const IN_PANELS: Limits = Limits { running: [1; 4], has_panels: true, ..NO_LIMITS };

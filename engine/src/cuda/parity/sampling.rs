@@ -324,8 +324,21 @@ fn edits<E: Executor>(e: &mut E, vocab: usize) -> Result<Parity, CudaError> {
         process(expected, spec, &counts, ids.len() as u32);
     }
     let mut on_device = Tensor::of(e, &logits, "logits")?;
-    edit_logits(e, &mut DrawBuffers::default(), &mut on_device, &all, vocab)?;
+    edit_now(e, &mut on_device, &all, vocab)?;
     Ok(compare(format!("logit pipeline on {vocab}"), 0.0, &on_device.read(e, 0..logits.len())?, &expected))
+}
+
+/// Uploads edits and applies them.
+fn edit_now<E: Executor>(
+    e: &mut E,
+    logits: &mut Tensor<E::Memory, f32>,
+    edits: &[LogitEdit],
+    vocab: usize,
+) -> Result<(), CudaError> {
+    let mut buffers = DrawBuffers::default();
+    buffers.put_edits(edits);
+    buffers.upload(e)?;
+    edit_logits(e, &mut buffers, logits, edits, vocab)
 }
 
 /// The contract's frozen draws, as speculation's own tests generate them; cases with filters are drawn by the
@@ -347,7 +360,7 @@ fn known_answers<E: Executor>(e: &mut E) -> Result<Vec<Parity>, CudaError> {
             let mut logits = Tensor::of(e, &row, "logits")?;
             let context = ContextEdits::new(&spec, &ids, VOCAB)?;
             let edits: Vec<LogitEdit> = context.of_row(0).collect();
-            edit_logits(e, &mut DrawBuffers::default(), &mut logits, &edits, VOCAB)?;
+            edit_now(e, &mut logits, &edits, VOCAB)?;
             let draws = [DrawRow::new(0, &spec, context.position())];
             let drawn = draw_now(e, &logits, &draws, LogitsShape { vocab: VOCAB, stride: VOCAB })?;
             ids.push(drawn[0].token_id);

@@ -38,6 +38,8 @@ impl Transfers {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Calls {
     pub(super) launches: Vec<Launch>,
+    /// Numbers of launches before whatever else was asked: launches between two of them are one graph.
+    pub(super) cuts: Vec<usize>,
     pub(super) to_device: Transfers,
     pub(super) from_device: Transfers,
     /// Collectives, and the bytes that they bring from other ranks.
@@ -53,6 +55,14 @@ impl CallLog {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Records something else than a launch.
+    fn cut(&self) -> MutexGuard<'_, Calls> {
+        let mut calls = self.lock();
+        let launched = calls.launches.len();
+        calls.cuts.push(launched);
+        calls
+    }
+
     /// The calls since the last one of this.
     pub(super) fn take(&self) -> Calls {
         std::mem::take(&mut *self.lock())
@@ -64,6 +74,14 @@ impl CallLog {
 pub(super) struct Recorder {
     log: CallLog,
     next_address: u64,
+    pads_passes: bool,
+}
+
+impl Recorder {
+    /// A device that records into `log`.
+    pub(super) fn new(log: CallLog, pads_passes: bool) -> Self {
+        Self { log, next_address: ALIGNMENT, pads_passes }
+    }
 }
 
 /// An address.
@@ -86,7 +104,7 @@ impl Executor for Recorder {
     }
 
     fn write(&mut self, _memory: &mut NoMemory, _at: usize, bytes: &[u8]) -> Result<(), CudaError> {
-        self.log.lock().to_device.add(bytes.len());
+        self.log.cut().to_device.add(bytes.len());
         Ok(())
     }
 
@@ -96,17 +114,18 @@ impl Executor for Recorder {
         (_, bytes): (usize, usize),
         _fill: Fill<'_>,
     ) -> Result<(), EngineError> {
-        self.log.lock().to_device.add(bytes);
+        self.log.cut().to_device.add(bytes);
         Ok(())
     }
 
     fn read(&mut self, _memory: &NoMemory, _at: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
-        self.log.lock().from_device.add(bytes.len());
+        self.log.cut().from_device.add(bytes.len());
         bytes.fill(0);
         Ok(())
     }
 
     fn flush(&mut self) -> Result<(), CudaError> {
+        drop(self.log.cut());
         Ok(())
     }
 
@@ -115,7 +134,7 @@ impl Executor for Recorder {
     }
 
     fn wait(&mut self) -> Result<(), CudaError> {
-        Ok(())
+        self.flush()
     }
 
     fn copy_within(
@@ -124,7 +143,7 @@ impl Executor for Recorder {
         _from_to: (usize, usize),
         _bytes: usize,
     ) -> Result<(), CudaError> {
-        Ok(())
+        self.flush()
     }
 
     unsafe fn launch(
@@ -144,6 +163,10 @@ impl Executor for Recorder {
 
     fn attends_in_panels(&self) -> bool {
         true
+    }
+
+    fn pads_passes(&self) -> bool {
+        self.pads_passes
     }
 }
 
@@ -198,7 +221,7 @@ pub(super) fn recorded_ranks(ranks: usize, log: &CallLog) -> Ranks<Recorder> {
         let log = if rank == 0 { log.clone() } else { CallLog::default() };
         let exchange = RecordedExchange { log: log.clone(), rank };
         let boxed = || Box::new(exchange) as Box<dyn Exchange<Recorder>>;
-        (Recorder { log, next_address: ALIGNMENT }, (ranks > 1).then(boxed))
+        (Recorder::new(log, false), (ranks > 1).then(boxed))
     };
     let members: Vec<RankMember<Recorder>> = (0..ranks).map(member).collect();
     let barrier = Arc::new(RankBarrier::new(ranks, Duration::from_secs(60)));

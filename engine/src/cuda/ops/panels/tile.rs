@@ -5,7 +5,7 @@ use super::super::blocks::MULTIPROCESSORS;
 /// Row tile of a kernel. Each unit of work is a row tile by 128 channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tile {
-    pub(super) rows: usize,
+    pub(in crate::cuda::ops) rows: usize,
     /// Blocks per multiprocessor.
     pub(super) blocks: usize,
     /// Row tiles and channel tiles of a cluster of blocks, which share operands.

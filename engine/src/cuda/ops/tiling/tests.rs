@@ -13,6 +13,7 @@ const NO_LIMITS: Limits = Limits {
     last_block_parts: LAST_BLOCK_PARTS,
     parts: Some(PartSize::Split),
     has_panels: false,
+    is_padded: false,
 };
 
 proptest! {

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use super::super::padding::{padded_list, rounded_up};
 use super::parts::PartSize;
-use super::{GROUP_SPLITS, TileGroup, Tiling};
+use super::{GROUP_SPLITS, Limits, TileGroup, Tiling};
 
 /// Maximum number of splits per block if each has its own partial result.
 const RUN: usize = 8;
@@ -30,7 +31,7 @@ type Needed = (usize, Range<usize>);
 
 impl Tiling {
     /// Adds the work of the chunk's tiles of one width. Returns its range.
-    pub(super) fn add_work(&mut self, chunk: &[TileGroup], width: usize, min_runs: usize) -> Range<usize> {
+    pub(super) fn add_work(&mut self, chunk: &[TileGroup], width: usize, limits: Limits) -> Range<usize> {
         let first_work = self.work.len();
         let mut tiles: Vec<Needed> = Vec::new();
         for shared in chunk {
@@ -46,13 +47,14 @@ impl Tiling {
                 PartSize::Group => self.add_runs(&of_size, GROUP_SPLITS),
                 PartSize::Split => {
                     let splits = of_size.iter().map(|(_, splits)| splits.len()).sum();
-                    self.add_runs(&of_size, run_len(splits, min_runs));
+                    self.add_runs(&of_size, run_len(splits, limits.min_runs));
                 }
             }
         }
         let len = self.work.len() - first_work;
         let nothing = WorkItem { tile: 0, split: NO_SPLIT, end_split: NO_SPLIT };
-        self.work.extend(std::iter::repeat_n(nothing, rounded_up(len) - len));
+        let padded = if limits.is_padded { padded_list(len) } else { rounded_up(len) };
+        self.work.extend(std::iter::repeat_n(nothing, padded - len));
         first_work..self.work.len()
     }
 
@@ -79,10 +81,4 @@ impl Tiling {
 /// Number of splits of a run, of `splits` in all, that leaves at least `min_runs` blocks.
 pub(super) fn run_len(splits: usize, min_runs: usize) -> usize {
     (splits / min_runs).clamp(1, RUN)
-}
-
-/// Rounds up to one of few sizes, by at most a sixteenth: similar steps then have equal grids and can replay
-/// the same graph.
-fn rounded_up(len: usize) -> usize {
-    len.next_multiple_of((len.next_power_of_two() / 32).max(1))
 }
