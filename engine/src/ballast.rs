@@ -30,7 +30,7 @@ pub use parameter_count::ParameterCount;
 use crate::EngineError;
 use crate::model_config::{MAX_LAYERS, MAX_WIDTH, ModelConfig};
 use crate::shard::DOWN_UNIT;
-use crate::weights::{Fp8Rows, RandomTensors, TensorPart, TensorSource};
+use crate::weights::{Formats, Fp8Rows, Fp8Scales, LinearFormat, RandomTensors, TensorPart, TensorSource};
 
 /// Widths are multiples of this: all K-slices of down_proj then have the same number of whole blocks.
 const WIDTH_UNIT: usize = NUM_SLICES * DOWN_UNIT;
@@ -78,6 +78,17 @@ impl Ballast {
         }
         let rounded = (wanted as usize + WIDTH_UNIT / 2) / WIDTH_UNIT * WIDTH_UNIT;
         Ok(with_sizes(enlarged_layers, rounded.clamp(min_width, max_width)))
+    }
+
+    /// Refuses formats whose sums ballast would change: blocks of columns with a scale would have zeros between
+    /// their columns.
+    pub(crate) fn check_formats(parameters: u64, formats: Formats) -> Result<(), EngineError> {
+        if formats.linear != LinearFormat::Fp8(Fp8Scales::Blocks) {
+            return Ok(());
+        }
+        let reason =
+            "the checkpoint has FP8 scales by block of 128 x 128, use `weights` bf16 with ballast".to_owned();
+        Err(EngineError::BadOption { option: "ballast", value: parameters.to_string(), reason })
     }
 
     /// The configuration of the enlarged model.

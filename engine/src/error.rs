@@ -95,16 +95,6 @@ pub enum EngineError {
         /// Method and format of the quantization.
         method: String,
     },
-    /// An FP8 matrix with block scales cannot be used as stored: block scales cannot be applied to a finished
-    /// sum.
-    #[error(
-        "tensor `{tensor}` has FP8 block scales (128 x 128), `weights` fp8 supports per-tensor and per-channel \
-         scales only: use `weights` bf16"
-    )]
-    BlockScales {
-        /// Name of the tensor.
-        tensor: String,
-    },
     /// A load option is out of range.
     #[error("option {option} is {value}: {reason}")]
     BadOption {

@@ -16,7 +16,9 @@ use crate::backend::{AttentionLayer, Backend, FeedForwardRows};
 use crate::draws::DrawPlan;
 use crate::forward_batch::ForwardBatch;
 use crate::rope::Rope;
-use crate::weights::{LinearFormat, LinearTensors, StackedRows, TensorPart, TensorSource, WidenedRows};
+use crate::weights::{
+    Fp8Scales, LinearFormat, LinearTensors, StackedRows, TensorPart, TensorSource, WidenedRows,
+};
 pub(crate) use rows::HostRows;
 
 /// A linear layer, and the steps left to do after the ranks' partial sums are added.
@@ -102,10 +104,20 @@ impl Backend for Cpu {
                 LinearWeights::Floats(Arc::new(FloatMatrix::pack(format, &rows, &slices, self.threads())?))
             }
             // Widened to bf16, which is exact; this saves no memory.
-            LinearFormat::Fp8 => {
-                let (rows, slices) = (WidenedRows::new(tensors.rows()?), tensors.slices.rebased());
-                let packed = FloatMatrix::pack(MatrixFormat::Bf16, &rows, &slices, self.threads())?;
-                scales = Some(rows.into_scales());
+            LinearFormat::Fp8(by) => {
+                let rows = WidenedRows::new(tensors.rows()?, tensors.scales_per_row());
+                let packed = match by {
+                    Fp8Scales::Channels => {
+                        let slices = tensors.slices.rebased();
+                        let packed = FloatMatrix::pack(MatrixFormat::Bf16, &rows, &slices, self.threads())?;
+                        scales = Some(rows.take_scales());
+                        packed
+                    }
+                    Fp8Scales::Blocks => {
+                        let scales = || rows.take_scales();
+                        FloatMatrix::pack_by_block(&rows, &tensors.slices, self.threads(), scales)?
+                    }
+                };
                 LinearWeights::Floats(Arc::new(packed))
             }
             LinearFormat::Quantized(format) => {

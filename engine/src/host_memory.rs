@@ -1,13 +1,13 @@
 //! Checks that a model's weights fit in free memory before they are read. Otherwise the system would
 //! overcommit and later kill the process without a message.
 
-use cpu_kernels::{MatrixFormat, QuantizedFormat};
+use cpu_kernels::{MatrixFormat, QuantizedFormat, SCALE_BLOCK};
 
 use crate::EngineError;
 use crate::model_config::ModelConfig;
 use crate::model_shape::ModelShape;
 use crate::system_memory::free_bytes;
-use crate::weights::{Formats, LinearFormat};
+use crate::weights::{Formats, Fp8Scales, LinearFormat};
 
 /// Refuses a model whose weights, an equal part of them on each of `nodes`, need more memory than is free,
 /// and warns if its KV does not fit beside them: that memory is taken as sequences grow. Accepts any model if
@@ -46,9 +46,12 @@ fn weight_bytes(config: &ModelConfig, formats: Formats) -> u64 {
     let linear: u64 = projections
         .map(|(projection, format)| match format {
             // Stored as bf16 on the CPU (see `host`).
-            LinearFormat::Fp8 => {
-                projection.weights() * MatrixFormat::Bf16.size() as u64
-                    + projection.channel_scales() * size_of::<f32>() as u64
+            LinearFormat::Fp8(by) => {
+                let scales = match by {
+                    Fp8Scales::Channels => projection.channel_scales(),
+                    Fp8Scales::Blocks => projection.weights() / SCALE_BLOCK as u64,
+                };
+                projection.weights() * MatrixFormat::Bf16.size() as u64 + scales * size_of::<f32>() as u64
             }
             LinearFormat::Float(format) => projection.weights() * format.size() as u64,
             LinearFormat::Quantized(QuantizedFormat::Int8) => {

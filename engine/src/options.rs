@@ -8,18 +8,17 @@ use crate::cuda::GpuOptions;
 /// Number format of the weights in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum WeightFormat {
-    /// As the checkpoint stores them: fp8 if every projection is FP8 with scales per tensor or channel, bf16
-    /// if only some are or scales are per block, bf16 if every matrix is bf16, else f32 (which loses
-    /// nothing).
+    /// As the checkpoint stores them: fp8 if every projection is FP8, bf16 if only some are or every matrix is
+    /// bf16, else f32 (which loses nothing).
     #[default]
     AsStored,
     /// f32 weights, f32 activations, f32 KV.
     F32,
     /// bf16 weights, GEMM inputs rounded to bf16, bf16 KV.
     Bf16,
-    /// Projections as eight-bit floats (E4M3) with a scale per output channel: as stored in an FP8
-    /// checkpoint, quantized on loading from other checkpoints. Products as in bf16, then multiplied by the
-    /// scale; bf16 KV. The input embedding table and the vocabulary projection are bf16.
+    /// Projections as eight-bit floats (E4M3) with a scale per output channel or per block of 128 x 128: as
+    /// stored in an FP8 checkpoint, quantized on loading, with a scale per channel, from other checkpoints. Sums
+    /// as in bf16, multiplied by the scale; bf16 KV. The input embedding table and the vocabulary projection are bf16.
     Fp8,
     /// Projections quantized to int8 per output channel, their inputs to int8; bf16 KV. The input embedding
     /// table stays as stored.

@@ -6,13 +6,13 @@ mod layer;
 
 use std::path::Path;
 
-use cpu_kernels::reference::{self, QuantizedWeights};
-use cpu_kernels::{KSlices, MatrixFormat};
+use cpu_kernels::reference::{self, QuantizedWeights, Scales};
+use cpu_kernels::{KSlices, MatrixFormat, SCALE_BLOCK};
 use half::bf16;
 use layer::OracleLayer;
 
 use crate::model_config::ModelConfig;
-use crate::weights::{Checkpoint, Formats, Fp8Rows, LinearFormat, TensorPart, TensorSource};
+use crate::weights::{Checkpoint, Formats, Fp8Rows, Fp8Scales, LinearFormat, TensorPart, TensorSource};
 use crate::{EngineError, TokenId, WeightFormat};
 
 /// A deliberately naive evaluator of one checkpoint.
@@ -40,8 +40,8 @@ enum OracleMatrix {
     /// f32 numbers rounded to the format, `[columns, k]`.
     Floats(Vec<f32>, MatrixFormat),
     Quantized(QuantizedWeights),
-    /// Values of eight-bit floats, `[columns, k]`, and the scales of the columns.
-    Scaled(Vec<f32>, Vec<f32>),
+    /// Values of eight-bit floats, `[columns, k]`, and scales of the columns or of their blocks.
+    Scaled(Vec<f32>, Vec<f32>, Fp8Scales),
 }
 
 impl Oracle {
@@ -108,13 +108,13 @@ impl Tensors {
         name: &str,
         [columns, k]: [usize; 2],
     ) -> Result<OracleMatrix, EngineError> {
-        if format == LinearFormat::Fp8 {
-            return self.fp8(name, [columns, k]);
+        if let LinearFormat::Fp8(by) = format {
+            return self.fp8(name, [columns, k], by);
         }
         let numbers = self.checkpoint.numbers(name, &[columns, k])?;
         Ok(match format {
             LinearFormat::Float(format) => OracleMatrix::Floats(factors(numbers, format), format),
-            LinearFormat::Fp8 => unreachable!("handled above"),
+            LinearFormat::Fp8(_) => unreachable!("handled above"),
             LinearFormat::Quantized(format) => {
                 OracleMatrix::Quantized(QuantizedWeights::new(format, &numbers, k))
             }
@@ -122,18 +122,21 @@ impl Tensors {
     }
 
     /// Loads an FP8 matrix: codes and scales as stored, or rows quantized one by one.
-    fn fp8(&self, name: &str, [columns, k]: [usize; 2]) -> Result<OracleMatrix, EngineError> {
+    fn fp8(&self, name: &str, [columns, k]: [usize; 2], by: Fp8Scales) -> Result<OracleMatrix, EngineError> {
+        let scales_per_row = if by == Fp8Scales::Blocks { k.div_ceil(SCALE_BLOCK) } else { 1 };
         if self.checkpoint.stores_fp8(name) {
-            let (mut codes, mut scales) = (vec![0; columns * k], vec![0.0; columns]);
+            let (mut codes, mut scales) = (vec![0; columns * k], vec![0.0; columns * scales_per_row]);
             let part = TensorPart::whole(name.to_owned(), [columns, k]);
-            let out = Fp8Rows { codes: &mut codes, scales: &mut scales };
+            let out = Fp8Rows { codes: &mut codes, scales: &mut scales, scales_per_row };
             self.checkpoint.read_fp8(&part, 0..columns, out)?;
             let values = codes.into_iter().map(reference::fp8_value).collect();
-            return Ok(OracleMatrix::Scaled(values, scales));
+            return Ok(OracleMatrix::Scaled(values, scales, by));
         }
         let numbers = self.checkpoint.numbers(name, &[columns, k])?;
-        let (rows, scales): (Vec<Vec<f32>>, _) = numbers.chunks_exact(k).map(reference::fp8_row).unzip();
-        Ok(OracleMatrix::Scaled(rows.concat(), scales))
+        let (rows, scales): (Vec<Vec<f32>>, Vec<f32>) =
+            numbers.chunks_exact(k).map(reference::fp8_row).unzip();
+        let scales = scales.into_iter().flat_map(|scale| vec![scale; scales_per_row]).collect();
+        Ok(OracleMatrix::Scaled(rows.concat(), scales, by))
     }
 
     /// Rounds keys and values to the KV format.
@@ -152,9 +155,13 @@ impl OracleMatrix {
                 let x = factors(x, *format);
                 reference::Linear { x: &x, weights, k, slices, scales: None, bias }.compute()
             }
-            Self::Scaled(weights, scales) => {
-                let (x, scales) = (factors(x, MatrixFormat::Bf16), Some(scales.as_slice()));
-                reference::Linear { x: &x, weights, k, slices, scales, bias }.compute()
+            Self::Scaled(weights, scales, by) => {
+                let x = factors(x, MatrixFormat::Bf16);
+                let scales = match by {
+                    Fp8Scales::Channels => Scales::Columns(scales),
+                    Fp8Scales::Blocks => Scales::Blocks(scales),
+                };
+                reference::Linear { x: &x, weights, k, slices, scales: Some(scales), bias }.compute()
             }
             Self::Quantized(weights) => weights.multiply(&x, slices, bias),
         }

@@ -18,8 +18,7 @@ use half::bf16;
 
 pub(crate) use checkpoint::Checkpoint;
 use checkpoint::{StoredDtype, StoredTensor};
-pub(crate) use format::{Formats, LinearFormat, ModelSpec};
-use fp8::Granularity;
+pub(crate) use format::{Formats, Fp8Scales, LinearFormat, ModelSpec};
 pub(crate) use fp8_rows::{Fp8Rows, WidenedRows};
 pub(crate) use random::RandomTensors;
 pub(crate) use source::{LinearTensors, RowSeeds, StackedRows, TensorPart, TensorSource};
@@ -81,9 +80,6 @@ impl TensorSource for Checkpoint {
     fn read_fp8(&self, part: &TensorPart, rows: Range<usize>, out: Fp8Rows<'_>) -> Result<(), EngineError> {
         let tensor = self.tensor(&part.name, &part.shape)?;
         match &tensor.scales {
-            Some(scales) if scales.granularity == Granularity::Block => {
-                Err(EngineError::BlockScales { tensor: part.name.clone() })
-            }
             Some(scales) => fp8_rows::read(&tensor, scales, part, rows, out),
             None => fp8_rows::quantize(self, part, rows, out),
         }

@@ -49,7 +49,7 @@ pub struct WorkerFlags {
     /// bit-identical [default: the fastest, or OUTRIDER_ISA]
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
-    /// Weight format: auto (as stored; FP8 checkpoints as fp8 if all projections can be held so, else as
+    /// Weight format: auto (as stored; FP8 checkpoints as fp8 if all projections are FP8, else as
     /// bf16), f32, bf16, fp8 (as stored in an FP8 checkpoint), or int8 or int4, quantized while loading
     #[arg(long, value_name = "FORMAT")]
     pub weights: Option<String>,

@@ -82,7 +82,7 @@ impl Cpu {
         let gate_up = GateUp { linear: gate_up, x, buffer: gates_and_ups };
         let mut packed = self.gated.lock().unwrap_or_else(PoisonError::into_inner);
         match &down.weights {
-            LinearWeights::Floats(weights) if weights.has_even_slices() => {
+            LinearWeights::Floats(weights) if weights.has_even_chains() => {
                 self.gate_into_floats(gate_up, weights, &mut packed);
                 self.multiply_packed(down, &packed, out);
             }

@@ -6,8 +6,8 @@
 //! A panel is a sequence of steps; a step is two numbers along K of each of the panel's channels. In bf16 a
 //! step is two cache lines, with a channel's pair in one 32-bit lane: the first number in the upper half,
 //! which instructions for bf16 pairs process first. In f32 it is four lines, those of the first number before
-//! those of the second. A K-slice of odd length is padded with a zero, so that every slice begins with a
-//! step.
+//! those of the second. A chain of odd length is padded with a zero, so that every chain begins with a step. A
+//! chain is a K-slice or, with scales by block, its part in a block.
 
 mod blocked;
 mod mat_mul;
@@ -20,7 +20,7 @@ use std::ops::Range;
 pub(super) use mat_mul::{FloatMatMul, with_rows};
 pub(super) use rows::TiledRows;
 
-use super::k_slices::NUM_SLICES;
+use super::k_slices::{Chain, NUM_SLICES};
 use super::lines::{Line, Lines};
 use super::simd::LANES;
 use crate::matrix::MatrixFormat;
@@ -32,10 +32,10 @@ const PANEL_VECTORS: usize = 2;
 /// Numbers along K per step.
 pub(super) const STEP: usize = 2;
 
-/// A K-slice, in columns of the matrix and in steps of a panel.
+/// A chain, and its steps in a panel.
 #[derive(Debug, Clone)]
-struct Slice {
-    k: Range<usize>,
+struct PackedChain {
+    of: Chain,
     steps: Range<usize>,
 }
 
@@ -45,9 +45,11 @@ pub struct FloatMatrix {
     format: MatrixFormat,
     width: usize,
     k: usize,
-    slices: Vec<Slice>,
+    chains: Vec<PackedChain>,
     /// `[panel][step][line]`.
     lines: Lines,
+    /// `[panel][chain][channel of the panel]`: factors of the sums of chains, which are added in their order.
+    block_scales: Option<Vec<f32>>,
 }
 
 impl FloatMatrix {
@@ -63,7 +65,8 @@ impl FloatMatrix {
 
     /// Bytes that a product reads of it.
     pub fn bytes(&self) -> u64 {
-        size_of_val(&*self.lines) as u64
+        let scales = self.block_scales.as_ref().map_or(0, |scales| size_of_val(scales.as_slice()));
+        (size_of_val(&*self.lines) + scales) as u64
     }
 
     /// Writes the numbers of one output channel, widened to f32, to `out` `[k]`.
@@ -74,10 +77,9 @@ impl FloatMatrix {
             MatrixFormat::F32 => (1, STEP * PANEL_VECTORS),
         };
         let lane = channel % LANES * size_of::<u32>();
-        for slice in &self.slices {
-            let first =
-                (channel / PANEL * self.steps() + slice.steps.start) * step_lines + channel % PANEL / LANES;
-            for (word, out) in out[slice.k.clone()].chunks_mut(per_word).enumerate() {
+        for PackedChain { of, steps } in &self.chains {
+            let first = (channel / PANEL * self.steps() + steps.start) * step_lines + channel % PANEL / LANES;
+            for (word, out) in out[of.k.clone()].chunks_mut(per_word).enumerate() {
                 let bytes = &lines[first + word * PANEL_VECTORS].0;
                 let word =
                     u32::from_ne_bytes([bytes[lane], bytes[lane + 1], bytes[lane + 2], bytes[lane + 3]]);
@@ -96,16 +98,23 @@ impl FloatMatrix {
     /// Whether a sum has several K-slices, which the tree joins.
     #[inline(always)]
     fn is_sliced(&self) -> bool {
-        self.slices.len() == NUM_SLICES
+        self.chains.last().is_some_and(|chain| chain.of.slice + 1 == NUM_SLICES)
     }
 
-    /// Whether all K-slices have whole steps, so that columns are stored without gaps.
-    pub(super) fn has_even_slices(&self) -> bool {
-        self.slices.iter().all(|slice| slice.k.len().is_multiple_of(STEP))
+    /// Whether all chains have whole steps, so that columns are stored without gaps.
+    pub(super) fn has_even_chains(&self) -> bool {
+        self.chains.iter().all(|chain| chain.of.k.len().is_multiple_of(STEP))
+    }
+
+    /// Scales of a chain for the channels of a panel, if scales are by block.
+    #[inline(always)]
+    fn chain_scales(&self, panel: usize, chain: usize) -> Option<&[f32]> {
+        let scales = self.block_scales.as_ref()?;
+        Some(&scales[(panel * self.chains.len() + chain) * PANEL..][..PANEL])
     }
 
     /// Steps per panel.
     fn steps(&self) -> usize {
-        self.slices.last().map_or(0, |slice| slice.steps.end)
+        self.chains.last().map_or(0, |chain| chain.steps.end)
     }
 }

@@ -6,6 +6,21 @@ use std::ops::Range;
 
 /// Number of slices of a sum that may be split over ranks.
 pub const NUM_SLICES: usize = 8;
+/// Columns of a block of weights with one scale, where scales are by block.
+pub const SCALE_BLOCK: usize = 128;
+
+/// Columns that are summed as one chain: a slice, or its part in one block of scales.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chain {
+    /// Columns, counted from the first slice's first one.
+    pub k: Range<usize>,
+    /// Number of the slice.
+    pub slice: usize,
+    /// Block of scales, counted from that of the first slice's first column. 0 where scales are not by block.
+    pub block: usize,
+    /// Whether the slice ends here.
+    pub ends_slice: bool,
+}
 
 /// Ranges of K that are summed separately before the tree joins them: one, or [`NUM_SLICES`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +68,37 @@ impl KSlices {
         Self((0..self.0.len()).map(slice).collect())
     }
 
+    /// Each slice as one chain; the first slice starts at 0.
+    pub(crate) fn chains(&self) -> Vec<Chain> {
+        let chain =
+            |(slice, k): (usize, &Range<usize>)| Chain { k: k.clone(), slice, block: 0, ends_slice: true };
+        self.0.iter().enumerate().map(chain).collect()
+    }
+
+    /// The slices, cut at multiples of [`SCALE_BLOCK`]. A slice without columns is a chain without columns.
+    pub fn chains_by_block(&self) -> Vec<Chain> {
+        let (start, first_block) = (self.start(), self.start() / SCALE_BLOCK);
+        let mut chains = Vec::new();
+        for (slice, columns) in self.0.iter().enumerate() {
+            let mut at = columns.start;
+            loop {
+                let end = columns.end.min((at / SCALE_BLOCK + 1) * SCALE_BLOCK);
+                let (k, block) = (at - start..end - start, at / SCALE_BLOCK - first_block);
+                chains.push(Chain { k, slice, block, ends_slice: end == columns.end });
+                at = end;
+                if at == columns.end {
+                    break;
+                }
+            }
+        }
+        chains
+    }
+
+    /// Number of blocks of scales that the columns touch.
+    pub fn num_blocks(&self) -> usize {
+        self.end().div_ceil(SCALE_BLOCK) - self.start() / SCALE_BLOCK
+    }
+
     /// The same slices, shifted so that the first one starts at 0.
     pub fn rebased(&self) -> Self {
         let start = self.start();
@@ -92,6 +138,27 @@ mod tests {
         assert_eq!(second.rebased().ranges()[3..6], [0..0, 0..64, 64..160]);
         let first = slices.owned(0..1);
         assert_eq!(first.ranges()[..3], [0..64, 64..64, 64..64]);
+    }
+
+    /// Parts of a block in two slices are two chains with the same scale, also where two ranks share the block.
+    #[test]
+    fn chains_end_where_a_slice_or_a_block_ends() {
+        let ends = |slices: &KSlices| -> Vec<(usize, usize, usize, bool)> {
+            let of = |chain: Chain| (chain.k.end, chain.slice, chain.block, chain.ends_slice);
+            slices.chains_by_block().into_iter().map(of).collect()
+        };
+        assert_eq!(ends(&KSlices::whole(300)), [(128, 0, 0, false), (256, 0, 1, false), (300, 0, 2, true)]);
+        let slices = KSlices::eighths(704, 32);
+        let all = ends(&slices);
+        assert_eq!(all[..4], [(64, 0, 0, true), (128, 1, 0, false), (160, 1, 1, true), (256, 2, 1, true)]);
+        // The second of two ranks begins in the middle of a block.
+        let second = slices.owned(4..8);
+        assert_eq!((second.start(), second.num_blocks()), (352, 4));
+        let of_rank = ends(&second);
+        assert_eq!(of_rank[..4], [(0, 0, 0, true), (0, 1, 0, true), (0, 2, 0, true), (0, 3, 0, true)]);
+        assert_eq!(of_rank[4..6], [(32, 4, 0, false), (64, 4, 1, true)]);
+        assert_eq!(all.iter().filter(|chain| chain.1 >= 4).count(), of_rank.len() - 4);
+        assert_eq!(slices.chains().iter().map(|chain| chain.k.end).collect::<Vec<_>>(), boundaries(704, 32));
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub use error::KernelError;
 pub use feed_forward::FeedForwardStep;
 pub use floats::FloatMatrix;
 pub use instruction_set::{cpu_name, instruction_set, instruction_sets, use_instruction_set};
-pub use k_slices::{KSlices, NUM_SLICES, tree_sum};
+pub use k_slices::{Chain, KSlices, NUM_SLICES, SCALE_BLOCK, tree_sum};
 pub use kv_cache::{BLOCK_SIZE, KvCache, KvShape, KvSlot, TokenCopy};
 pub use linear::{Linear, LinearWeights};
 pub use matrix::{Matrix, MatrixData, MatrixFormat, NumbersMut, QuantizedFormat, RowBlocks};

@@ -14,7 +14,7 @@ pub use quantized::QuantizedWeights;
 use super::dispatch::{Isa, Kernel};
 use super::exp::exp;
 use super::simd::{F32x16, LANES, fold};
-use crate::k_slices::{KSlices, NUM_SLICES, tree_sum};
+use crate::k_slices::{KSlices, NUM_SLICES, SCALE_BLOCK, tree_sum};
 use crate::kv_cache::BLOCK_SIZE;
 
 /// Dot product: element k into lane k mod 16, in order of k; missing elements are zeros; then the fold.
@@ -45,12 +45,30 @@ fn chain(weights: &[f32], x: &[f32]) -> f32 {
     if weights.len() % 2 == 1 { 0.0f32.mul_add(0.0, sum) } else { sum }
 }
 
-/// A row of weights times a row of activations, split into the contract's slices.
+/// A slice of a row whose blocks have scales: one chain for its part in each block, times the block's scale,
+/// added in order of k.
 #[inline(always)]
-fn sliced_chain(weights: &[f32], x: &[f32], slices: &[Range<usize>]) -> f32 {
+fn chains_of_blocks(weights: &[f32], x: &[f32], slice: &Range<usize>, scales: &[f32]) -> f32 {
+    let (mut sum, mut at) = (0.0f32, slice.start);
+    while at < slice.end {
+        let block = at / SCALE_BLOCK;
+        let end = slice.end.min((block + 1) * SCALE_BLOCK);
+        sum = chain(&weights[at..end], &x[at..end]).mul_add(scales[block], sum);
+        at = end;
+    }
+    sum
+}
+
+/// A row of weights times a row of activations, split into the contract's slices; `blocks` are the scales of
+/// the row's blocks, if it has any.
+#[inline(always)]
+fn sliced_chain(weights: &[f32], x: &[f32], slices: &[Range<usize>], blocks: Option<&[f32]>) -> f32 {
     let mut sums = [0.0f32; NUM_SLICES];
     for (s, slice) in slices.iter().enumerate() {
-        sums[s] = chain(&weights[slice.clone()], &x[slice.clone()]);
+        sums[s] = match blocks {
+            Some(scales) => chains_of_blocks(weights, x, slice, scales),
+            None => chain(&weights[slice.clone()], &x[slice.clone()]),
+        };
     }
     if slices.len() == 1 { sums[0] } else { tree_sum(sums) }
 }
@@ -61,7 +79,16 @@ pub fn bf16_factor(x: f32) -> f32 {
     if rounded.abs() < 2.0f32.powi(-56) { 0.0f32.copysign(rounded) } else { rounded }
 }
 
-/// `x` `[rows, k]` times `weights` `[columns, k]` (times the column's scale) (+ bias) -> `[rows, columns]`.
+/// Scales of FP8 weights `[columns, k]`.
+#[derive(Debug, Clone, Copy)]
+pub enum Scales<'a> {
+    /// `[columns]`, applied to finished sums.
+    Columns(&'a [f32]),
+    /// `[columns, ceil(k / SCALE_BLOCK)]`, applied to the sum of each block's part of a slice.
+    Blocks(&'a [f32]),
+}
+
+/// `x` `[rows, k]` times `weights` `[columns, k]` (times their scales) (+ bias) -> `[rows, columns]`.
 pub struct Linear<'a> {
     /// `[rows, k]`.
     pub x: &'a [f32],
@@ -71,8 +98,8 @@ pub struct Linear<'a> {
     pub k: usize,
     /// K-slices of the sums.
     pub slices: &'a KSlices,
-    /// `[columns]`.
-    pub scales: Option<&'a [f32]>,
+    /// Factors of the weights.
+    pub scales: Option<Scales<'a>>,
     /// `[columns]`.
     pub bias: Option<&'a [f32]>,
 }
@@ -93,8 +120,18 @@ impl Kernel for Linear<'_> {
         let mut out = Vec::new();
         for x in self.x.chunks_exact(self.k) {
             for (column, weights) in self.weights.chunks_exact(self.k).enumerate() {
-                let sum = sliced_chain(weights, x, self.slices.ranges());
-                let scaled = self.scales.map_or(sum, |scales| sum * scales[column]);
+                let blocks = match self.scales {
+                    Some(Scales::Blocks(scales)) => {
+                        let per_column = self.k.div_ceil(SCALE_BLOCK);
+                        Some(&scales[column * per_column..][..per_column])
+                    }
+                    _ => None,
+                };
+                let sum = sliced_chain(weights, x, self.slices.ranges(), blocks);
+                let scaled = match self.scales {
+                    Some(Scales::Columns(scales)) => sum * scales[column],
+                    _ => sum,
+                };
                 out.push(self.bias.map_or(scaled, |bias| scaled + bias[column]));
             }
         }

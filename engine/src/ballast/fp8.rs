@@ -46,7 +46,8 @@ impl BallastTensors<'_> {
         let (width, whole) = (part.columns.len(), self.ballast.intermediate);
         let original = self.original_part(part, [rows.clone(), 0..whole]);
         let mut codes = vec![0; rows.len() * whole];
-        let all = Fp8Rows { codes: &mut codes, scales: &mut *out.scales };
+        let scales_per_row = out.scales_per_row;
+        let all = Fp8Rows { codes: &mut codes, scales: &mut *out.scales, scales_per_row };
         self.original.read_fp8(&original, 0..rows.len(), all)?;
         out.codes.fill(0);
         for Run { channels, from } in self.ballast.runs(part.columns.clone()) {

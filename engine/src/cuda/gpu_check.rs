@@ -11,6 +11,7 @@ mod library;
 mod models;
 mod peer_sums;
 mod peers;
+mod product_blocks;
 mod products;
 mod ranks;
 mod roofline;

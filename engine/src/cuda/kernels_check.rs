@@ -88,7 +88,7 @@ fn compile_all() -> Result<Vec<CompiledSource>, CudaError> {
 
 fn heading() -> String {
     let left =
-        format!("{:<24}{:<7}{:>5}{:>7}{:>7}{:>7}", "kernel", "arch", "regs", "budget", "smem", "warps");
+        format!("{:<26}{:<7}{:>5}{:>7}{:>7}{:>7}", "kernel", "arch", "regs", "budget", "smem", "warps");
     format!("{left}   main loop: loads first/all, narrow, cp.async, lds, products, instructions\n")
 }
 
@@ -111,7 +111,7 @@ impl KernelsReport {
 fn line(kernel: &Kernel, arch: &Architecture, usage: &Usage, code: Option<&Disassembled>) -> String {
     let shared = usage.shared_bytes + kernel.shared_bytes;
     let left = format!(
-        "{:<24}{:<7}{:>5}{:>7}{shared:>7}{:>7}",
+        "{:<26}{:<7}{:>5}{:>7}{shared:>7}{:>7}",
         kernel.name,
         arch.name,
         usage.registers,

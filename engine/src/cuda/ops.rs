@@ -8,6 +8,7 @@ mod candidates;
 mod draw;
 mod filters;
 mod fp8;
+mod fp8_blocks;
 mod gemm;
 mod heads;
 mod int8;
@@ -36,6 +37,7 @@ pub(crate) use candidates::{
 pub(crate) use draw::{DrawBuffers, DrawRow, Drawn, LogitsShape, draw};
 pub(crate) use filters::{FilterRow, apply_filters, candidate_bytes};
 pub(crate) use fp8::{Fp8Layout, GemmFp8};
+pub(crate) use fp8_blocks::{BlockLayout, GemmFp8Blocks};
 pub(crate) use gemm::{GRAIN as BF16_GRAIN, GemmBf16, borders, check_borders};
 pub(crate) use heads::{Angles, NormHeads, WriteKv, rotate, rotate_at};
 pub(crate) use int8::{GRAIN as INT8_GRAIN, GemmInt8, Int8Rows, QuantizeRows, StepLayout};
@@ -43,9 +45,9 @@ pub(crate) use logits::{ContextEdits, EDIT_BYTES, LogitEdit, edit_logits};
 pub(crate) use own_blocks::{OwnBlocks, own_bytes};
 pub(crate) use padding::padded_rows;
 pub(crate) use panels::{
-    CHANNELS as TILE_CHANNELS, GemmPanels, GroupSums, INT8_PANEL_COLUMNS, INT8_TILES, InputLayout,
-    LaunchedProduct, MAX_SUMS_BYTES, NUM_ALONE, PANEL_COLUMNS, PackedChannels, PanelLaunch, PanelOperands,
-    ProductInput, TILES, fits_panels, pack_fp8, pack_panels, packed_len,
+    BLOCK_TILES, CHANNELS as TILE_CHANNELS, GemmPanels, GroupSums, INT8_PANEL_COLUMNS, INT8_TILES,
+    InputLayout, LaunchedProduct, MAX_SUMS_BYTES, NUM_ALONE, PANEL_COLUMNS, PackedChannels, PanelLaunch,
+    PanelOperands, ProductInput, TILES, fits_panels, pack_fp8, pack_panels, packed_len,
 };
 pub(crate) use probe::{multiply_only, read_words};
 pub(crate) use random::{random_bf16, random_f32};

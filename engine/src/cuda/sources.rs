@@ -9,6 +9,7 @@ const TILED: &str = include_str!("kernels/tiled.cuh");
 const WARPGROUP: &str = include_str!("kernels/warpgroup.cuh");
 const PANELS: &str = include_str!("kernels/panels.cuh");
 const WIDEN: &str = include_str!("kernels/widen.cuh");
+const FP8_SHARED: &str = include_str!("kernels/fp8.cuh");
 /// Text between the prelude and files that read or write KV.
 const KV: &str = include_str!("kernels/kv.cuh");
 /// Text between the prelude and files with attention.
@@ -135,6 +136,11 @@ impl Kernel {
         Self { shared_bytes, is_shared_aligned: true, warpgroups: Some((products, 1)), ..self }
     }
 
+    /// Sets the size of dynamic shared memory.
+    const fn with_shared(self, shared_bytes: u32) -> Self {
+        Self { shared_bytes, ..self }
+    }
+
     /// Sets the number of blocks of a cluster.
     const fn in_clusters_of(self, cluster: u32) -> Self {
         Self { cluster, ..self }
@@ -168,7 +174,7 @@ const fn stage_bytes(rows: u32) -> u32 {
     stages * 2 * 64 * (128 + rows)
 }
 
-/// Bytes of the stages of `WidenedOperands` in fp8.cu: one step of weights with a byte each, and two steps of
+/// Bytes of the stages of `WidenedOperands` in fp8.cuh: one step of weights with a byte each, and two steps of
 /// rows.
 const fn fp8_stage_bytes(rows: u32) -> u32 {
     let stages = if rows > 64 { 3 } else { 4 };
@@ -264,7 +270,7 @@ source!(
 source!(
     FP8,
     "fp8.cu",
-    [PRODUCTS, TILED, WIDEN],
+    [PRODUCTS, TILED, WIDEN, FP8_SHARED],
     [
         kernel("gemm_fp8_8", 256, 80).with_loads(8, 8),
         kernel("gemm_fp8_8_narrow", 256, 80).with_loads(10, 12),
@@ -273,6 +279,19 @@ source!(
         kernel("gemm_fp8_tiled_64", 256, 200).with_copies(fp8_stage_bytes(64)),
         kernel("gemm_fp8_tiled_80", 256, 240).with_copies(fp8_stage_bytes(80)),
         kernel("gemm_fp8_tiled_128", 256, 255).with_outer_copies(fp8_stage_bytes(128)),
+    ]
+);
+source!(
+    FP8_BLOCKS,
+    "fp8_blocks.cu",
+    [PRODUCTS, TILED, WIDEN, FP8_SHARED],
+    [
+        kernel("gemm_fp8_blocks_8", 256, 80).with_loads_in_flight(8),
+        kernel("gemm_fp8_blocks_8_narrow", 256, 80).with_loads_in_flight(6),
+        kernel("gemm_fp8_blocks_32", 256, 128).with_loads_in_flight(10),
+        kernel("gemm_fp8_blocks_32_narrow", 256, 128).with_loads_in_flight(9),
+        kernel("gemm_fp8_blocks_tiled_64", 256, 240).with_shared(fp8_stage_bytes(64)),
+        kernel("gemm_fp8_blocks_tiled_80", 256, 255).with_shared(fp8_stage_bytes(80)),
     ]
 );
 source!(
@@ -324,6 +343,11 @@ source!(
         kernel("fp8_panels_128_by_2", 384, 168).with_ring((128, 6), 1).in_clusters_of(2),
         kernel("fp8_panels_128_by_4", 384, 168).with_ring((128, 6), 1).in_clusters_of(4),
         kernel("pack_fp8", 256, 32),
+        kernel("fp8_block_panels_8", 384, 80).with_ring((8, 10), 1),
+        kernel("fp8_block_panels_16", 384, 80).with_ring((16, 9), 1),
+        kernel("fp8_block_panels_40", 384, 168).with_ring((40, 12), 1),
+        kernel("fp8_block_panels_80", 384, 168).with_ring((80, 9), 1),
+        kernel("fp8_block_panels_80_by_2", 384, 168).with_ring((80, 9), 1).in_clusters_of(2),
     ]
 );
 source!(
@@ -411,7 +435,7 @@ source!(RANDOM, "random.cu", [kernel("random_bf16", 256, 32), kernel("random_f32
 source!(PROBE, "probe.cu", [kernel("read_words", 256, 48), kernel("multiply_only", 256, 64)]);
 
 /// All source files.
-pub(crate) fn all() -> [&'static Source; 24] {
+pub(crate) fn all() -> [&'static Source; 25] {
     [
         &EMBEDDING,
         &ROWS,
@@ -421,6 +445,7 @@ pub(crate) fn all() -> [&'static Source; 24] {
         &GEMM_BF16,
         &INT8,
         &FP8,
+        &FP8_BLOCKS,
         &GEMM_TILED,
         &GEMM_PANELS,
         &FP8_PANELS,
@@ -457,8 +482,11 @@ mod tests {
                 "GEMM_INT8_TILED(",
                 "GEMM_FP8(",
                 "GEMM_FP8_TILED(",
+                "GEMM_FP8_BLOCKS(",
+                "GEMM_FP8_BLOCKS_TILED(",
                 "GEMM_PANELS(",
                 "FP8_PANELS(",
+                "FP8_BLOCK_PANELS(",
                 "INT8_PANELS(",
             ];
             let begins = |line: &str| calls.iter().any(|call| line.starts_with(call));

@@ -1,8 +1,12 @@
-//! Small models for tests: a configuration of this crate, changed, for random weights.
+//! Small models for tests: a configuration of this crate, changed, for random weights in any format.
 
+use std::ops::Range;
 use std::path::Path;
 
-use crate::{LoadOptions, WeightFormat};
+use cpu_kernels::{NumbersMut, SCALE_BLOCK};
+
+use crate::weights::{Formats, Fp8Rows, Fp8Scales, ModelSpec, TensorPart, TensorSource};
+use crate::{EngineError, LoadOptions, WeightFormat};
 
 /// The shape from which `make gpu-check-dry` makes its smallest model, two layers.
 pub(super) const TINY: &str = "src/cuda/gpu_check/shapes/tiny.json";
@@ -24,4 +28,40 @@ pub(super) fn changed_config(path: &str, changes: &[(&str, u64)]) -> (tempfile::
     std::fs::write(&model_dir, config.to_string()).unwrap();
     let options = LoadOptions::new(model_dir, WeightFormat::Bf16, 1 << 20);
     (dir, options)
+}
+
+/// Random tensors whose FP8 weights have scales by block: those of rows, times a factor of the block.
+pub(super) struct InBlocks<'a>(pub(super) &'a dyn TensorSource);
+
+impl InBlocks<'_> {
+    /// The model with FP8 weights in this form.
+    pub(super) fn model(model: ModelSpec) -> ModelSpec {
+        ModelSpec { formats: Formats::fp8(Fp8Scales::Blocks), ..model }
+    }
+}
+
+impl TensorSource for InBlocks<'_> {
+    fn check(&self, part: &TensorPart) -> Result<(), EngineError> {
+        self.0.check(part)
+    }
+
+    fn read(&self, part: &TensorPart, rows: Range<usize>, out: NumbersMut<'_>) -> Result<(), EngineError> {
+        self.0.read(part, rows, out)
+    }
+
+    fn read_fp8(&self, part: &TensorPart, rows: Range<usize>, out: Fp8Rows<'_>) -> Result<(), EngineError> {
+        let Fp8Rows { codes, scales, scales_per_row } = out;
+        self.0.read_fp8(part, rows.clone(), Fp8Rows { codes, scales: &mut *scales, scales_per_row })?;
+        for (row, scales) in rows.zip(scales.chunks_exact_mut(scales_per_row)) {
+            for (block, scale) in scales.iter_mut().enumerate() {
+                let column = part.columns.start / SCALE_BLOCK + block;
+                *scale *= [1.2, 0.7, 1.3, 0.4][((part.rows.start + row) / SCALE_BLOCK + column) % 4];
+            }
+        }
+        Ok(())
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, EngineError> {
+        self.0.vector(name, len)
+    }
 }

@@ -61,6 +61,7 @@ impl Engine {
             let model = ModelSpec { config, formats };
             (load(&checkpoint, model.clone())?, model)
         } else {
+            Ballast::check_formats(options.ballast, formats)?;
             let ballast = Ballast::plan(options.ballast, &config)?;
             identity.extend_from_slice(ballast.name().as_bytes());
             let model = ModelSpec { config: ballast.apply(config), formats };

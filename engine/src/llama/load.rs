@@ -147,7 +147,8 @@ impl<B: Backend> Loader<'_, B> {
         let tensor = if config.tie_word_embeddings { EMBEDDING } else { LM_HEAD };
         let module = tensor.trim_end_matches(".weight").to_owned();
         let (linear, tied) = (self.formats.linear, config.tie_word_embeddings);
-        let as_stored = linear == LinearFormat::Fp8 && !tied && self.source.stores_fp8(tensor);
+        let is_fp8 = matches!(linear, LinearFormat::Fp8(_));
+        let as_stored = is_fp8 && !tied && self.source.stores_fp8(tensor);
         let format = if as_stored { linear } else { self.formats.vocabulary() };
         self.linear_in_format(
             format,

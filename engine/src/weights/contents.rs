@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use cpu_kernels::{MatrixFormat, NumbersMut};
 
 use super::fp8::{Granularity, SCALE_NAMES};
-use super::{Checkpoint, Formats, TensorPart, TensorSource, chunks_of_rows};
+use super::{Checkpoint, Formats, Fp8Scales, LinearFormat, TensorPart, TensorSource, chunks_of_rows};
 use crate::model_config::tensors::{EMBEDDING, LM_HEAD};
 use crate::model_config::{CONFIG_FILE, ModelConfig};
 use crate::{EngineError, WeightFormat};
@@ -17,9 +17,9 @@ const NAMED_TENSORS: usize = 4;
 const ROPE_TABLE: &str = ".rotary_emb.inv_freq";
 
 impl Checkpoint {
-    /// Formats of a model of this configuration. "As stored" is FP8 if every projection is stored as FP8 and
-    /// can be held so, bf16 if any is stored as FP8 otherwise; else bf16 or f32, so that no number loses
-    /// precision. Norms and biases do not count: they are always held as f32.
+    /// Formats of a model of this configuration. "As stored" is FP8 if every projection is stored as FP8, bf16
+    /// if some are; else bf16 or f32, so that no number loses precision. Norms and biases do not count: they
+    /// are always held as f32. FP8 has scales by block if any matrix has.
     pub(crate) fn formats(&self, wanted: WeightFormat, config: &ModelConfig) -> Formats {
         let projections = config.projections();
         let is_fp8 = |(name, _): &(String, [usize; 2])| self.is_fp8(name);
@@ -28,13 +28,16 @@ impl Checkpoint {
             && projections.iter().all(|(name, _)| self.is_bf16(name) || self.is_fp8(name));
         let wanted = match wanted {
             WeightFormat::AsStored if !projections.iter().any(is_fp8) => WeightFormat::AsStored,
-            WeightFormat::AsStored if projections.iter().all(|of| is_fp8(of) && !self.has_blocks(of)) => {
-                WeightFormat::Fp8
-            }
+            WeightFormat::AsStored if projections.iter().all(is_fp8) => WeightFormat::Fp8,
             WeightFormat::AsStored => WeightFormat::Bf16,
             other => other,
         };
-        Formats::resolve(wanted, if all_bf16 { MatrixFormat::Bf16 } else { MatrixFormat::F32 })
+        let stored = if all_bf16 { MatrixFormat::Bf16 } else { MatrixFormat::F32 };
+        let formats = Formats::resolve(wanted, stored);
+        let vocabulary = head.map(|name| (name.to_owned(), [config.vocab_size, config.hidden_size]));
+        let is_by_block = matches!(formats.linear, LinearFormat::Fp8(_))
+            && projections.iter().chain(&vocabulary).any(|matrix| self.has_blocks(matrix));
+        if is_by_block { Formats::fp8(Fp8Scales::Blocks) } else { formats }
     }
 
     /// Whether an FP8 matrix has a scale per block. Other faults of its scales are reported when it is read.

@@ -11,8 +11,18 @@ use crate::model_config::ModelConfig;
 pub(crate) enum LinearFormat {
     Float(MatrixFormat),
     Quantized(QuantizedFormat),
-    /// Eight-bit floats (E4M3) with a scale per output channel; products use their values as bf16.
-    Fp8,
+    /// Eight-bit floats (E4M3) with scales; products use their values as bf16.
+    Fp8(Fp8Scales),
+}
+
+/// What has a scale of FP8 weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fp8Scales {
+    /// An output channel: the scale is applied to the finished sum.
+    Channels,
+    /// A channel's columns in a block of 128: the scale is applied to their sum in each K-slice
+    /// (docs/contract.md C1). Matrices that are stored otherwise have their channel's scale in each block.
+    Blocks,
 }
 
 /// The formats of a loaded model.
@@ -40,17 +50,22 @@ impl Formats {
             WeightFormat::AsStored => float(stored),
             WeightFormat::F32 => float(MatrixFormat::F32),
             WeightFormat::Bf16 => float(MatrixFormat::Bf16),
-            WeightFormat::Fp8 => Self { embedding: MatrixFormat::Bf16, linear: LinearFormat::Fp8 },
+            WeightFormat::Fp8 => Self::fp8(Fp8Scales::Channels),
             WeightFormat::Int8 => quantized(QuantizedFormat::Int8),
             WeightFormat::Int4 => quantized(QuantizedFormat::Int4),
         }
+    }
+
+    /// FP8 projections with these scales.
+    pub(crate) fn fp8(scales: Fp8Scales) -> Self {
+        Self { embedding: MatrixFormat::Bf16, linear: LinearFormat::Fp8(scales) }
     }
 
     /// Default format of the vocabulary projection: bf16 with FP8 weights, because FP8 checkpoints usually do
     /// not quantize it.
     pub(crate) fn vocabulary(self) -> LinearFormat {
         match self.linear {
-            LinearFormat::Fp8 => LinearFormat::Float(self.embedding),
+            LinearFormat::Fp8(_) => LinearFormat::Float(self.embedding),
             other => other,
         }
     }
@@ -64,7 +79,7 @@ impl Formats {
     pub(crate) fn kv(self) -> MatrixFormat {
         match self.linear {
             LinearFormat::Float(format) => format,
-            LinearFormat::Quantized(_) | LinearFormat::Fp8 => MatrixFormat::Bf16,
+            LinearFormat::Quantized(_) | LinearFormat::Fp8(_) => MatrixFormat::Bf16,
         }
     }
 
@@ -73,7 +88,8 @@ impl Formats {
         match self.linear {
             LinearFormat::Float(MatrixFormat::F32) => "f32",
             LinearFormat::Float(MatrixFormat::Bf16) => "bf16",
-            LinearFormat::Fp8 => "fp8",
+            LinearFormat::Fp8(Fp8Scales::Channels) => "fp8",
+            LinearFormat::Fp8(Fp8Scales::Blocks) => "fp8 by blocks",
             LinearFormat::Quantized(QuantizedFormat::Int8) => "int8",
             LinearFormat::Quantized(QuantizedFormat::Int4) => "int4",
         }

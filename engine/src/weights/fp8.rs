@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use cpu_kernels::NumbersMut;
+use cpu_kernels::{NumbersMut, SCALE_BLOCK};
 
 use super::checkpoint::StoredTensor;
 use super::{TensorPart, for_each_row, to_f32};
@@ -13,8 +13,6 @@ use crate::EngineError;
 
 /// Suffixes of a scale tensor's name, after the matrix's name.
 pub(super) const SCALE_NAMES: [&str; 2] = ["_scale", "_scale_inv"];
-/// Rows and columns of a block with one scale.
-const BLOCK: usize = 128;
 
 /// The numbers that share a scale. A scale is a factor, also if its tensor is named `_scale_inv`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +28,7 @@ pub(super) enum Granularity {
 impl Granularity {
     /// Granularity of scales of this shape for a matrix of `[rows, columns]`; `None` if they do not fit.
     pub(super) fn of(scales: &[usize], [rows, columns]: [usize; 2]) -> Option<Self> {
-        let blocks = [rows.div_ceil(BLOCK), columns.div_ceil(BLOCK)];
+        let blocks = [rows.div_ceil(SCALE_BLOCK), columns.div_ceil(SCALE_BLOCK)];
         match scales {
             [] | [1] | [1, 1] => Some(Self::Tensor),
             [n] | [n, 1] if *n == rows => Some(Self::Row),
@@ -53,7 +51,9 @@ impl StoredScales<'_> {
         let (wanted, per_row) = match self.granularity {
             Granularity::Tensor => (0..1, 1),
             Granularity::Row => (rows.clone(), 1),
-            Granularity::Block => (rows.start / BLOCK..rows.end.div_ceil(BLOCK), columns.div_ceil(BLOCK)),
+            Granularity::Block => {
+                (rows.start / SCALE_BLOCK..rows.end.div_ceil(SCALE_BLOCK), columns.div_ceil(SCALE_BLOCK))
+            }
         };
         let size = self.numbers.dtype.size();
         let mut bytes = vec![0; wanted.len() * per_row * size];
@@ -77,7 +77,9 @@ impl Scales {
         match self.granularity {
             Granularity::Tensor => self.numbers[0],
             Granularity::Row => self.numbers[row - self.first],
-            Granularity::Block => self.numbers[(row / BLOCK - self.first) * self.per_row + column / BLOCK],
+            Granularity::Block => {
+                self.numbers[(row / SCALE_BLOCK - self.first) * self.per_row + column / SCALE_BLOCK]
+            }
         }
     }
 }

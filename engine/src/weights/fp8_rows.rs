@@ -1,14 +1,14 @@
-//! Rows of matrices as FP8 (E4M3) codes with a scale per row: as stored, or quantized by row if they are
-//! stored in another format (docs/contract.md C1). Scales are kept separate: products apply them to finished
-//! sums.
+//! Rows of matrices as FP8 (E4M3) codes with a scale per row, or one for each block of columns: as stored, or
+//! quantized by row if they are stored in another format (docs/contract.md C1). Scales are kept separate:
+//! products apply them to sums, finished ones or those of blocks.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use cpu_kernels::{KernelError, NumbersMut, RowBlocks};
+use cpu_kernels::{KernelError, NumbersMut, RowBlocks, SCALE_BLOCK};
 
 use super::checkpoint::StoredTensor;
-use super::fp8::{StoredScales, widen};
+use super::fp8::{Granularity, StoredScales, widen};
 use super::{StackedRows, TensorPart, TensorSource, chunks_of_rows, for_each_row};
 use crate::EngineError;
 
@@ -18,27 +18,31 @@ const LARGEST_CODE: u8 = 0x7e;
 /// A row whose largest number is smaller is treated as zero.
 const SMALLEST: f32 = 1e-30;
 
-/// Destination of rows. A row with a number that is not finite gets zeros and a NaN as its scale, which makes
-/// every result a NaN.
+/// Destination of rows. A row with a number or scale that is not finite gets zeros, and NaNs as its scales,
+/// which make every result a NaN.
 #[derive(Debug)]
 pub(crate) struct Fp8Rows<'a> {
     /// `[rows, columns]`.
     pub(crate) codes: &'a mut [u8],
-    /// `[rows]`: scales of whole rows, whichever columns are requested.
+    /// `[rows, scales_per_row]`.
     pub(crate) scales: &'a mut [f32],
+    /// 1: the scale of a whole row, whichever columns are requested. By block: one for each block of columns
+    /// that the requested ones touch.
+    pub(crate) scales_per_row: usize,
 }
 
 impl Fp8Rows<'_> {
-    /// Writes the requested columns of row `row`.
-    fn put(&mut self, row: usize, codes: &[u8], scale: f32) {
+    /// Writes the requested columns of row `row`, and the row's scales, which `scale` returns by their index.
+    fn put(&mut self, row: usize, codes: &[u8], is_finite: bool, scale: impl Fn(usize) -> f32) {
         let out = &mut self.codes[row * codes.len()..][..codes.len()];
-        let bad = !scale.is_finite();
-        if bad {
-            out.fill(0)
+        let scales = &mut self.scales[row * self.scales_per_row..][..self.scales_per_row];
+        if is_finite {
+            out.copy_from_slice(codes);
+            scales.iter_mut().enumerate().for_each(|(i, out)| *out = scale(i));
         } else {
-            out.copy_from_slice(codes)
+            out.fill(0);
+            scales.fill(f32::NAN);
         }
-        self.scales[row] = if bad { f32::NAN } else { scale };
     }
 
     /// Sets every number to +0.
@@ -49,12 +53,14 @@ impl Fp8Rows<'_> {
 
     /// The part for `rows`, with `columns` numbers per row.
     pub(crate) fn part(&mut self, rows: Range<usize>, columns: usize) -> Fp8Rows<'_> {
-        let codes = &mut self.codes[rows.start * columns..rows.end * columns];
-        Fp8Rows { codes, scales: &mut self.scales[rows] }
+        let (codes, per_row) = (rows.start * columns..rows.end * columns, self.scales_per_row);
+        let scales = &mut self.scales[rows.start * per_row..rows.end * per_row];
+        Fp8Rows { codes: &mut self.codes[codes], scales, scales_per_row: per_row }
     }
 }
 
-/// Reads rows that are stored as FP8, with a scale per row or per tensor; see [`TensorSource::read_fp8`].
+/// Reads rows that are stored as FP8; see [`TensorSource::read_fp8`]. Rows that are stored with a scale per row
+/// or tensor have it for each block.
 pub(super) fn read(
     tensor: &StoredTensor<'_>,
     scales: &StoredScales<'_>,
@@ -62,13 +68,20 @@ pub(super) fn read(
     rows: Range<usize>,
     mut out: Fp8Rows<'_>,
 ) -> Result<(), EngineError> {
-    let (first_row, first) = (part.rows.start, rows.start);
+    let (first_row, first, first_block) = (part.rows.start, rows.start, part.columns.start / SCALE_BLOCK);
+    let num_blocks = part.columns.end.div_ceil(SCALE_BLOCK) - first_block;
+    assert!(
+        scales.granularity != Granularity::Block || out.scales_per_row == num_blocks,
+        "a model with scales by block is held with scales by block"
+    );
     let scales = scales.read(first_row + rows.start..first_row + rows.end, part.shape[1])?;
     // Reads whole rows, so that ranks that share a row agree on whether it has a NaN.
     for_each_row(tensor, &whole_rows(part), rows, |row, codes| {
-        let has_nan = codes.iter().any(|code| code & 0x7f == 0x7f);
-        let scale = if has_nan { f32::NAN } else { scales.of(first_row + row, 0) };
-        out.put(row - first, &codes[part.columns.clone()], scale);
+        let scale = |block: usize| scales.of(first_row + row, block * SCALE_BLOCK);
+        let mut all_scales = (0..part.shape[1].div_ceil(SCALE_BLOCK)).map(scale);
+        let is_finite =
+            codes.iter().all(|code| code & 0x7f != 0x7f) && all_scales.all(|scale| scale.is_finite());
+        out.put(row - first, &codes[part.columns.clone()], is_finite, |i| scale(first_block + i));
     })
 }
 
@@ -86,7 +99,7 @@ pub(super) fn quantize(
         source.read(&whole, chunk.clone(), NumbersMut::F32(&mut numbers))?;
         for (row, numbers) in chunk.zip(numbers.chunks_exact(width.max(1))) {
             let (codes, scale) = quantize_row(numbers);
-            out.put(row - rows.start, &codes[part.columns.clone()], scale);
+            out.put(row - rows.start, &codes[part.columns.clone()], scale.is_finite(), |_| scale);
         }
     }
     Ok(())
@@ -126,19 +139,20 @@ fn round_to_fp8(x: f32) -> u8 {
 /// Adapts FP8 rows to the bf16 packer: unscaled values, which bf16 represents exactly. Collects the scales.
 pub(crate) struct WidenedRows<'a> {
     rows: StackedRows<'a>,
-    /// `[rows]`; each thread writes the scales of the rows that it reads.
+    /// `[rows, scales_per_row]`; each thread writes the scales of the rows that it reads.
     scales: Mutex<Vec<f32>>,
+    scales_per_row: usize,
 }
 
 impl<'a> WidenedRows<'a> {
-    pub(crate) fn new(rows: StackedRows<'a>) -> Self {
-        let scales = Mutex::new(vec![0.0; rows.rows()]);
-        Self { rows, scales }
+    pub(crate) fn new(rows: StackedRows<'a>, scales_per_row: usize) -> Self {
+        let scales = Mutex::new(vec![0.0; rows.rows() * scales_per_row]);
+        Self { rows, scales, scales_per_row }
     }
 
-    /// The scales of the rows that were read.
-    pub(crate) fn into_scales(self) -> Vec<f32> {
-        self.scales.into_inner().unwrap_or_else(PoisonError::into_inner)
+    /// Takes the scales of the rows that were read.
+    pub(crate) fn take_scales(&self) -> Vec<f32> {
+        std::mem::take(&mut self.scales.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -152,12 +166,14 @@ impl RowBlocks for WidenedRows<'_> {
     }
 
     fn read(&self, rows: Range<usize>, mut out: NumbersMut<'_>) -> Result<(), KernelError> {
-        let (mut codes, mut scales) = (vec![0; out.len()], vec![0.0; rows.len()]);
+        let scales_per_row = self.scales_per_row;
+        let (mut codes, mut scales) = (vec![0; out.len()], vec![0.0; rows.len() * scales_per_row]);
         self.rows
-            .read_fp8(rows.clone(), Fp8Rows { codes: &mut codes, scales: &mut scales })
+            .read_fp8(rows.clone(), Fp8Rows { codes: &mut codes, scales: &mut scales, scales_per_row })
             .map_err(|error| KernelError::Rows(error.into()))?;
         out.put(0, codes.iter().map(|&code| widen(code)));
-        self.scales.lock().unwrap_or_else(PoisonError::into_inner)[rows].copy_from_slice(&scales);
+        let place = rows.start * scales_per_row..rows.end * scales_per_row;
+        self.scales.lock().unwrap_or_else(PoisonError::into_inner)[place].copy_from_slice(&scales);
         Ok(())
     }
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use cpu_kernels::{KSlices, KernelError, NumbersMut, RowBlocks};
 
 use crate::EngineError;
-use crate::weights::{Fp8Rows, LinearFormat, fp8_rows};
+use crate::weights::{Fp8Rows, Fp8Scales, LinearFormat, fp8_rows};
 
 /// A part of a stored matrix: all of it, or what one rank holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub(crate) trait TensorSource: Sync {
     fn read(&self, part: &TensorPart, rows: Range<usize>, out: NumbersMut<'_>) -> Result<(), EngineError>;
 
     /// Fills `out` with the same rows as FP8: as stored, or quantized by row if they are stored in another
-    /// format. Fails if they are stored with block scales.
+    /// format.
     fn read_fp8(&self, part: &TensorPart, rows: Range<usize>, out: Fp8Rows<'_>) -> Result<(), EngineError> {
         fp8_rows::quantize(self, part, rows, out)
     }
@@ -90,6 +90,14 @@ impl LinearTensors<'_> {
     /// The rows of the parts, with the columns that `slices` cover.
     pub(crate) fn rows(&self) -> Result<StackedRows<'_>, EngineError> {
         StackedRows::new(self.source, self.parts.clone())
+    }
+
+    /// Scales of a row's columns in FP8, see [`Fp8Rows::scales_per_row`].
+    pub(crate) fn scales_per_row(&self) -> usize {
+        match self.format {
+            LinearFormat::Fp8(Fp8Scales::Blocks) => self.slices.num_blocks(),
+            _ => 1,
+        }
     }
 
     /// The rows of the parts with all columns, including those that other ranks hold.

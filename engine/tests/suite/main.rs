@@ -7,6 +7,7 @@ mod broken_files;
 mod contents;
 mod exactness;
 mod fp8;
+mod fp8_blocks;
 mod golden;
 mod host_driver;
 mod limits;

@@ -8,10 +8,11 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::mat_mul::{FloatMatMul, with_rows};
+use super::mat_mul::{FloatMatMul, add_scaled, with_rows};
 use super::steps::{PanelFormat, Steps};
-use super::{PANEL, PANEL_VECTORS, STEP};
+use super::{PANEL, PANEL_VECTORS, PackedChain, STEP};
 use crate::dispatch::Kernel;
+use crate::k_slices::SCALE_BLOCK;
 use crate::lines::{CachedLines, Line, Prefetch, TilePrefetch};
 use crate::simd::{F32x16, LANES};
 use crate::tiles::Tiles;
@@ -25,13 +26,19 @@ const WIDEN_TILES: usize = 4;
 /// Levels of partial sums kept for the tree of slices.
 const TREE_LEVELS: usize = 3;
 
-/// A range of steps within a slice.
+/// A range of steps within a chain; with scales by block a whole chain.
 struct KBlock {
     steps: Range<usize>,
+    chain: usize,
     slice: usize,
     begins_slice: bool,
     ends_slice: bool,
 }
+
+const _: () = assert!(
+    SCALE_BLOCK / STEP * f32::STEP_BYTES <= K_BLOCK_BYTES,
+    "a chain in a block of scales is one K block"
+);
 
 /// State of a product between K blocks: accumulators and the widened K block.
 pub(super) struct BlockedGemm<'a> {
@@ -76,14 +83,17 @@ impl<'a> BlockedGemm<'a> {
     pub(super) fn new<W: PanelFormat>(product: &'a FloatMatMul<'a>) -> Self {
         let max_len = K_BLOCK_BYTES / if W::WIDENS { f32::STEP_BYTES } else { W::STEP_BYTES };
         let mut k_blocks = Vec::new();
-        for (slice, part) in product.weights.slices.iter().enumerate() {
-            let split = Tiles::new(part.steps.len(), max_len);
+        let mut begins_slice = true;
+        for (chain, PackedChain { of, steps: of_chain }) in product.weights.chains.iter().enumerate() {
+            let split = Tiles::new(of_chain.len(), max_len);
             // An empty slice gets a K block too, since it is a leaf of the tree.
             let count = split.len().max(1);
             for i in 0..count {
                 let steps = if split.len() == 0 { 0..0 } else { split.rows(i) };
-                let steps = part.steps.start + steps.start..part.steps.start + steps.end;
-                k_blocks.push(KBlock { steps, slice, begins_slice: i == 0, ends_slice: i + 1 == count });
+                let steps = of_chain.start + steps.start..of_chain.start + steps.end;
+                let ends_slice = of.ends_slice && i + 1 == count;
+                k_blocks.push(KBlock { steps, chain, slice: of.slice, begins_slice, ends_slice });
+                begins_slice = ends_slice;
             }
         }
         let levels = if product.weights.is_sliced() { TREE_LEVELS + 1 } else { 1 };
@@ -238,9 +248,10 @@ impl<'a> BlockedGemm<'a> {
         // SAFETY: guaranteed by the caller; every tile has separate accumulators at each level.
         unsafe {
             let accumulators = self.sums.as_mut_ptr().add(offset);
-            let mut sums = [[V::splat(0.0); R]; M];
+            let zeros = [[V::splat(0.0); R]; M];
+            let mut of_slice = zeros;
             if !at.k_block.begins_slice {
-                for (m, sums) in sums.iter_mut().enumerate() {
+                for (m, sums) in of_slice.iter_mut().enumerate() {
                     for (r, sum) in sums.iter_mut().enumerate() {
                         *sum = V::load(accumulators.add((m * R + r) * LANES));
                     }
@@ -248,7 +259,18 @@ impl<'a> BlockedGemm<'a> {
             }
             let x = self.product.x.words.as_ptr();
             let x = x.add((at.row * weights.steps() + at.k_block.steps.start * R) * W::WORDS);
-            let mut sums = steps.add::<V, W, R, M, M>(sums, x, prefetch);
+            let mut sums;
+            if weights.block_scales.is_some() {
+                sums = steps.add::<V, W, R, M, M>(zeros, x, prefetch);
+                let mut scales = [V::splat(0.0); M];
+                for (m, scales) in scales.iter_mut().enumerate() {
+                    let chain = (at.panel, at.k_block.chain);
+                    *scales = self.product.block_scales(chain, steps.first_vector + m);
+                }
+                sums = add_scaled(of_slice, sums, scales);
+            } else {
+                sums = steps.add::<V, W, R, M, M>(of_slice, x, prefetch);
+            }
 
             let sliced = weights.is_sliced();
             let mut level = 0;

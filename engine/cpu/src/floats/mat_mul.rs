@@ -1,7 +1,8 @@
 //! GEMM of activations with packed floats: `out[row][column] = sum over k of x[row][k] * weights[column][k]
-//! (+ bias[column])`, one chain of fused multiply-adds along each K-slice, accumulated in registers by tiles
-//! of rows. A single tile is memory-bound: the weights are read once from start to end. A single row reads
-//! several panels in parallel, since several streams are faster. `blocked` handles several tiles.
+//! (+ bias[column])`, one chain of fused multiply-adds along each K-slice, or along its part in each block of
+//! scales, accumulated in registers by tiles of rows. A single tile is memory-bound: the weights are read once
+//! from start to end. A single row reads several panels in parallel, since several streams are faster.
+//! `blocked` handles several tiles.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -10,7 +11,7 @@ use half::bf16;
 
 use super::blocked::BlockedGemm;
 use super::steps::{Pairs, PanelFormat, Steps};
-use super::{FloatMatrix, PANEL, PANEL_VECTORS, STEP, TiledRows};
+use super::{FloatMatrix, PANEL, PANEL_VECTORS, PackedChain, STEP, TiledRows};
 use crate::dispatch::Kernel;
 use crate::lines::{
     CachedLines, HardwarePrefetch, MultiStreamPrefetch, Prefetch, StreamPrefetch, prefers_hardware_prefetch,
@@ -94,6 +95,25 @@ impl<W: PanelFormat, const R: usize> Kernel for SingleTileKernel<'_, W, R> {
             unsafe { self.product.panel::<V, W, R>(panel) };
         }
     }
+}
+
+/// Adds the sums of a chain, times the scales of its block, to those of the chains before it in its slice.
+///
+/// # Safety
+/// The CPU supports V's instructions.
+#[inline(always)]
+pub(super) unsafe fn add_scaled<V: F32x16, const R: usize, const M: usize>(
+    mut of_slice: [[V; R]; M],
+    sums: [[V; R]; M],
+    scales: [V; M],
+) -> [[V; R]; M] {
+    for ((of_slice, sums), scale) in of_slice.iter_mut().zip(sums).zip(scales) {
+        for (of_slice, sum) in of_slice.iter_mut().zip(sums) {
+            // SAFETY: guaranteed by the caller.
+            *of_slice = unsafe { of_slice.fma(sum, scale) };
+        }
+    }
+    of_slice
 }
 
 impl FloatMatMul<'_> {
@@ -194,28 +214,53 @@ impl FloatMatMul<'_> {
         (panel, first_vector): (usize, usize),
         prefetch: impl Prefetch + Copy,
     ) {
-        let slices = &self.weights.slices;
-        let panel_bytes = self.weights.steps() * W::STEP_BYTES;
+        let weights = self.weights;
+        let panel_bytes = weights.steps() * W::STEP_BYTES;
         // SAFETY: guaranteed by the caller.
         unsafe {
             let mut tree = SliceTree::<V, R, M>::new();
-            let mut joined = [[V::splat(0.0); R]; M];
-            for (index, slice) in slices.iter().enumerate() {
+            let zeros = [[V::splat(0.0); R]; M];
+            let (mut joined, mut of_slice) = (zeros, zeros);
+            for (index, PackedChain { of, steps }) in weights.chains.iter().enumerate() {
+                let x = self.x.words.as_ptr().add(steps.start * W::WORDS * R);
                 let steps = Steps {
                     lines: self.lines(),
-                    start: panel * panel_bytes + slice.steps.start * W::STEP_BYTES,
-                    count: slice.steps.len(),
+                    start: panel * panel_bytes + steps.start * W::STEP_BYTES,
+                    count: steps.len(),
                     stride: panel_bytes,
                     first_vector,
                 };
-                let x = self.x.words.as_ptr().add(slice.steps.start * W::WORDS * R);
-                let sums = steps.add::<V, W, R, M, T>([[V::splat(0.0); R]; M], x, prefetch);
-                joined = if self.weights.is_sliced() { tree.join(index, sums) } else { sums };
+                let mut sums = steps.add::<V, W, R, M, T>(zeros, x, prefetch);
+                if weights.block_scales.is_some() {
+                    let mut scales = [V::splat(0.0); M];
+                    for (m, scales) in scales.iter_mut().enumerate() {
+                        *scales = self.block_scales((panel + m / T, index), first_vector + m % T);
+                    }
+                    sums = add_scaled(of_slice, sums, scales);
+                    of_slice = if of.ends_slice { zeros } else { sums };
+                }
+                if of.ends_slice {
+                    joined = if weights.is_sliced() { tree.join(of.slice, sums) } else { sums };
+                }
             }
             for (m, sums) in joined.iter().enumerate() {
                 let column = (panel + m / T) * PANEL + (first_vector + m % T) * LANES;
                 self.write::<V, R>(sums, column, 0);
             }
+        }
+    }
+
+    /// Scales of a chain for a vector of a panel's channels; zeros if scales are not by block.
+    ///
+    /// # Safety
+    /// The CPU supports V's instructions.
+    #[inline(always)]
+    pub(super) unsafe fn block_scales<V: F32x16>(&self, (panel, chain): (usize, usize), vector: usize) -> V {
+        match self.weights.chain_scales(panel, chain) {
+            // SAFETY: the instructions are guaranteed by the caller; the slice has sixteen numbers.
+            Some(scales) => unsafe { V::load(scales[vector * LANES..][..LANES].as_ptr()) },
+            // SAFETY: as above.
+            None => unsafe { V::splat(0.0) },
         }
     }
 

@@ -7,7 +7,7 @@ use half::bf16;
 
 use super::mat_mul::with_rows;
 use super::steps::{PACK_CHUNK, Pairs, PanelFormat};
-use super::{FloatMatrix, STEP};
+use super::{FloatMatrix, PackedChain, STEP};
 use crate::dispatch::{Isa, Kernel};
 use crate::matrix::MatrixFormat;
 use crate::simd::F32x16;
@@ -54,14 +54,14 @@ impl TiledRows {
 
     /// Replaces the content by `x` `[rows, k]`, in the format that `weights` needs.
     pub(crate) fn fill(&mut self, weights: &FloatMatrix, x: &[f32], (isa, threads): (Isa, &Threads)) {
-        let (k, slices) = (weights.k, &weights.slices);
+        let (k, chains) = (weights.k, &weights.chains);
         let writer = self.writer(weights, x.len() / k, isa);
-        // By slices, so that the threads share the work of a single tile, too.
-        threads.for_ranges(writer.tiles.len() * slices.len(), 1, 2 * x.len(), |range| {
+        // By chains, so that the threads share the work of a single tile, too.
+        threads.for_ranges(writer.tiles.len() * chains.len(), 1, 2 * x.len(), |range| {
             for item in range {
-                let (tile, slice) = (item / slices.len(), &slices[item % slices.len()]);
-                // SAFETY: every slice of every tile is written once.
-                unsafe { writer.write(tile, (x, k), (slice.k.clone(), slice.steps.clone())) };
+                let (tile, PackedChain { of, steps }) = (item / chains.len(), &chains[item % chains.len()]);
+                // SAFETY: every chain of every tile is written once.
+                unsafe { writer.write(tile, (x, k), (of.k.clone(), steps.clone())) };
             }
         });
     }
@@ -155,7 +155,7 @@ impl Fill<'_> {
                         *row = rest;
                         W::words(numbers)
                     }
-                    // The padding of a slice of odd length is a zero.
+                    // The padding of a chain of odd length is a zero.
                     None => {
                         let mut numbers = [0.0; PACK_CHUNK];
                         numbers[..row.len()].copy_from_slice(row);

@@ -1,9 +1,11 @@
 //! Compares every kernel with its naive twin by `==`, on every instruction set of this machine, over odd
-//! shapes. Attention and feed-forward layers are in modules of their own, everything else here.
+//! shapes. Attention, feed-forward layers and scales by block are in modules of their own, everything else
+//! here.
 #![expect(clippy::unwrap_used, reason = "the lint sees tests, but not what tests call")]
 
 mod attention;
 mod feed_forward;
+mod scale_blocks;
 
 use std::sync::Arc;
 
@@ -131,7 +133,7 @@ fn check_linear(product: &Product) {
         weights: &weights_in,
         k,
         slices: &slices,
-        scales: scales.as_deref(),
+        scales: scales.as_deref().map(reference::Scales::Columns),
         bias: bias.as_deref(),
     };
     let expected = twin.compute();

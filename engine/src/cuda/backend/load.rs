@@ -12,11 +12,13 @@ use crate::EngineError;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
 use crate::cuda::ops::{
-    BF16_GRAIN, Fp8Layout, INT8_GRAIN, INT8_PANEL_COLUMNS, PANEL_COLUMNS, PackedChannels, QuantizeRows,
-    StepLayout, TILE_CHANNELS, borders, check_borders, check_head_dim, fits_panels, pack_fp8, pack_panels,
-    packed_len,
+    BF16_GRAIN, BlockLayout, Fp8Layout, INT8_GRAIN, INT8_PANEL_COLUMNS, PANEL_COLUMNS, PackedChannels,
+    QuantizeRows, StepLayout, TILE_CHANNELS, borders, check_borders, check_head_dim, fits_panels, pack_fp8,
+    pack_panels, packed_len,
 };
-use crate::weights::{LinearFormat, LinearTensors, ModelSpec, StackedRows, TensorPart, TensorSource};
+use crate::weights::{
+    Fp8Scales, LinearFormat, LinearTensors, ModelSpec, StackedRows, TensorPart, TensorSource,
+};
 
 /// Bytes of the rows that are quantized or packed at a time.
 const CHUNK_BYTES: usize = 64 << 20;
@@ -61,6 +63,16 @@ pub(super) enum GpuWeights<M> {
         /// Borders of a row on the device, and the layout of a row.
         layout: (Tensor<M, u32>, Fp8Layout),
     },
+    /// Scales by block, see [`BlockLayout`].
+    Fp8Blocks {
+        /// `[n, row bytes]` row after row, or `[n, k]` in tiles.
+        codes: Tensor<M, u8>,
+        is_tiled: bool,
+        /// `[chains, n]`.
+        scales: Tensor<M, f32>,
+        /// [`BlockLayout::on_device`], and the layout.
+        layout: (Tensor<M, u32>, BlockLayout),
+    },
     Int8 {
         /// `[n, k]`, row after row or in tiles.
         steps: Tensor<M, i8>,
@@ -103,6 +115,9 @@ impl<M> GpuLinear<M> {
             GpuWeights::Bf16(_) | GpuWeights::Bf16Tiles(_) => (2 * self.n * self.k, 0),
             GpuWeights::Fp8Tiles { .. } => (self.n * self.k, 4 * self.n),
             GpuWeights::Fp8 { layout, .. } => (layout.1.row_bytes() * self.n, 4 * self.n),
+            GpuWeights::Fp8Blocks { layout: (_, layout), .. } => {
+                (layout.row().row_bytes() * self.n, 4 * layout.num_chains() * self.n)
+            }
             GpuWeights::Int8 { .. } => (self.n * self.k, 4 * self.n),
         };
         let bias = self.bias.as_ref().or(self.bias_after.as_ref()).map_or(0, |_| 4 * self.n);
@@ -155,15 +170,19 @@ pub(super) fn linear<E: Executor>(
             };
             (weights, None, borders)
         }
-        LinearFormat::Fp8 => {
+        LinearFormat::Fp8(Fp8Scales::Blocks) => {
+            let (weights, borders) = fp8_blocks(executor, tensors, n)?;
+            (weights, None, borders)
+        }
+        LinearFormat::Fp8(Fp8Scales::Channels) => {
             let borders = upload_borders(executor, &slices, BF16_GRAIN)?;
             let (layout, rows) = (Fp8Layout::new(&borders.1), tensors.rows()?);
             let is_tiled = executor.multiplies_panels() && fits_panels(&borders.1, PANEL_COLUMNS);
             let (codes, scales) = if is_tiled {
-                fp8_tiles(executor, &rows, (&layout, n))?
+                fp8_tiles(executor, &rows, (&layout, tensors.scales_per_row()), n)?
             } else {
                 let mut codes = Tensor::zeros(executor, n * layout.row_bytes(), "weights")?;
-                let scales = upload_fp8(executor, &rows, 0..n, (&layout, &mut codes))?;
+                let scales = upload_fp8(executor, &rows, 0..n, (&layout, 1), &mut codes)?;
                 (codes, scales)
             };
             let scales = Tensor::of(executor, &scales, "scales of weights")?;
@@ -203,8 +222,15 @@ fn upload_borders<E: Executor>(
     slices: &KSlices,
     grain: usize,
 ) -> Result<Borders<E::Memory>, CudaError> {
-    let on_host = borders(slices, grain);
-    check_borders("a product", &on_host, (slices.end(), grain))?;
+    upload_checked(executor, borders(slices, grain), (slices.end(), grain))
+}
+
+fn upload_checked<E: Executor>(
+    executor: &mut E,
+    on_host: Vec<u32>,
+    (k, grain): (usize, usize),
+) -> Result<Borders<E::Memory>, CudaError> {
+    check_borders("a product", &on_host, (k, grain))?;
     let on_device = Tensor::of(executor, &on_host, "borders of slices")?;
     Ok(Arc::new((on_device, on_host)))
 }
@@ -229,6 +255,31 @@ fn bf16_tiles<E: Executor>(
     Ok(weights)
 }
 
+/// Weights, and the borders of their slices.
+type SlicedWeights<M> = (GpuWeights<M>, Borders<M>);
+
+/// Uploads FP8 weights with scales by block. A rank's part of a sum is scaled before the all-reduce.
+fn fp8_blocks<E: Executor>(
+    executor: &mut E,
+    tensors: &LinearTensors<'_>,
+    n: usize,
+) -> Result<SlicedWeights<E::Memory>, EngineError> {
+    let (layout, rows) = (BlockLayout::new(&tensors.slices), tensors.rows()?);
+    let borders = upload_checked(executor, layout.of_k().to_vec(), (rows.columns(), BF16_GRAIN))?;
+    let is_tiled = executor.multiplies_panels() && fits_panels(layout.of_chains(), PANEL_COLUMNS);
+    let of_row = (layout.row(), tensors.scales_per_row());
+    let (codes, scales) = if is_tiled {
+        fp8_tiles(executor, &rows, of_row, n)?
+    } else {
+        let mut codes = Tensor::zeros(executor, n * layout.row().row_bytes(), "weights")?;
+        let scales = upload_fp8(executor, &rows, 0..n, of_row, &mut codes)?;
+        (codes, scales)
+    };
+    let scales = Tensor::of(executor, &layout.scales(&scales), "scales of weights")?;
+    let layout = (Tensor::of(executor, &layout.on_device(), "chains of slices")?, layout);
+    Ok((GpuWeights::Fp8Blocks { codes, is_tiled, scales, layout }, borders))
+}
+
 /// FP8 weights and the scales of their rows.
 type Fp8Weights<M> = (Tensor<M, u8>, Vec<f32>);
 
@@ -236,16 +287,18 @@ type Fp8Weights<M> = (Tensor<M, u8>, Vec<f32>);
 fn fp8_tiles<E: Executor>(
     executor: &mut E,
     rows: &StackedRows<'_>,
-    (layout, n): (&Fp8Layout, usize),
+    (layout, scales_per_row): (&Fp8Layout, usize),
+    n: usize,
 ) -> Result<Fp8Weights<E::Memory>, EngineError> {
     let k = layout.row_bytes();
     let mut codes = Tensor::zeros(executor, packed_len(n, k), "weights")?;
     let channels = packed_len(n, k) / k;
     let chunk = (CHUNK_BYTES / k).next_multiple_of(packed_len(1, 1)).min(channels);
     let mut unpacked = Tensor::zeros(executor, chunk * k, "rows to pack")?;
-    let mut scales = Vec::with_capacity(n);
+    let mut scales = Vec::with_capacity(n * scales_per_row);
     for first in (0..channels).step_by(chunk) {
-        scales.extend(upload_fp8(executor, rows, first..n.min(first + chunk), (layout, &mut unpacked))?);
+        let wanted = first..n.min(first + chunk);
+        scales.extend(upload_fp8(executor, rows, wanted, (layout, scales_per_row), &mut unpacked)?);
         let packed = PackedChannels { first, count: chunk.min(channels - first), k };
         pack_fp8(executor, &unpacked, &mut codes, packed)?;
     }

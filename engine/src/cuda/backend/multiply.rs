@@ -8,7 +8,7 @@ use crate::cuda::CudaError;
 use crate::cuda::blas::ProductShape;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    FinishSum, GemmBf16, GemmFp8, GemmInt8, GemmPanels, InputLayout, PanelOperands, StepLayout,
+    FinishSum, GemmBf16, GemmFp8, GemmFp8Blocks, GemmInt8, GemmPanels, InputLayout, PanelOperands, StepLayout,
 };
 
 impl<E: Executor> State<E> {
@@ -35,6 +35,15 @@ impl<E: Executor> State<E> {
             GpuWeights::Fp8Tiles { codes, channel_scales } => {
                 let x = input.rounded(executor, rounded, InputLayout::Panels)?;
                 PanelOperands::Fp8 { x, codes, channel_scales: channel_scales.as_ref() }
+            }
+            GpuWeights::Fp8Blocks { codes, is_tiled, scales, layout: (chains, layout) } => {
+                let of_input = if *is_tiled { InputLayout::Panels } else { InputLayout::Rows };
+                let (x, layout) = (input.rounded(executor, rounded, of_input)?, (chains, layout));
+                if !is_tiled {
+                    return GemmFp8Blocks { x, weights: codes, scales, bias, layout, out }
+                        .launch(executor, shape);
+                }
+                PanelOperands::Fp8Blocks { x, codes, scales, layout }
             }
             GpuWeights::Int8 { steps: weights, is_tiled, channel_scales, slice_borders } => {
                 let layout = if *is_tiled { StepLayout::one_tile(rows) } else { StepLayout::Rows };

@@ -24,6 +24,8 @@ impl InputReaders {
         match weights {
             GpuWeights::Bf16Tiles(_) | GpuWeights::Fp8Tiles { .. } => self.panels += 1,
             GpuWeights::Bf16(_) | GpuWeights::Fp8 { .. } => self.rows += 1,
+            GpuWeights::Fp8Blocks { is_tiled: true, .. } => self.panels += 1,
+            GpuWeights::Fp8Blocks { is_tiled: false, .. } => self.rows += 1,
             GpuWeights::Int8 { .. } => {}
         }
     }

@@ -10,9 +10,9 @@ use crate::cuda::emulator::Emulator;
 use crate::cuda::kv_budget::PASS_LIMITS;
 use crate::cuda::ops::{OwnBlocks, Tiling, TilingKey, count_attention};
 use crate::cuda::ranks::{Ranks, load_on};
-use crate::cuda::test_model::{PANELS, WIDE_HEADS, changed_config};
+use crate::cuda::test_model::{InBlocks, PANELS, WIDE_HEADS, changed_config};
 use crate::cuda::whole_model::{distance, run};
-use crate::load::Loaded;
+use crate::load::{Loaded, load_on_cpu};
 use crate::weights::{Formats, ModelSpec, TensorSource};
 use crate::{Engine, EngineError, LoadOptions, SequenceRows, WeightFormat};
 
@@ -128,6 +128,38 @@ fn panels_change_no_bit_of_an_int8_model() {
     // Slices of one and of two steps; o_proj in rows.
     let changes = [("intermediate_size", 1280), ("hidden_size", 640), ("head_dim", 64)];
     panels_change_no_bit(WeightFormat::Int8, false, &changes);
+}
+
+/// FP8 with scales by block: slices of one block, of a half, and of one and a half; o_proj and down_proj with and
+/// without panels.
+#[test]
+fn scales_by_block_give_the_cpus_logits_in_rows_and_in_panels() {
+    let (_short, short) = changed_config("tests/golden/qwen3_norms/config.json", &[("head_dim", 16)]);
+    let (_whole, whole) =
+        changed_config(PANELS, &[("hidden_size", 1024), ("head_dim", 64), ("num_hidden_layers", 1)]);
+    let uneven = [("intermediate_size", 1536), ("hidden_size", 640), ("head_dim", 64)];
+    let (_uneven, uneven) = changed_config(PANELS, &uneven);
+    for options in [short, whole, uneven] {
+        let options = LoadOptions { weights: WeightFormat::Fp8, kv_memory_bytes: 8 << 20, ..options };
+        let random = |emulator: Emulator| {
+            let load = |source: &dyn TensorSource, model| {
+                load_on(Ranks::alone(emulator), &options, &InBlocks(source), InBlocks::model(model))
+            };
+            run(&mut Engine::random_by(&options, 5, load).unwrap()).unwrap()
+        };
+        let of_panels = random(Emulator::build());
+        assert!(of_panels == random(Emulator::build().without_panels()), "the bits differ");
+        let load = |source: &dyn TensorSource, model| {
+            load_on_cpu(&options, &InBlocks(source), InBlocks::model(model), None)
+        };
+        let of_cpu = run(&mut Engine::random_by(&options, 5, load).unwrap()).unwrap();
+        let distance = distance(&of_panels, &of_cpu);
+        println!("{}: {distance:e}", options.model_dir.display());
+        assert!(distance <= 1e-2, "{distance} of the largest logit apart");
+        // Scales of rows give other logits.
+        let of_rows = run(&mut Engine::random(&options, 5).unwrap()).unwrap();
+        assert!(of_cpu != of_rows);
+    }
 }
 
 fn panels_change_no_bit(weights: WeightFormat, is_tied: bool, changes: &[(&str, u64)]) {

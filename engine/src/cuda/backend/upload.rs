@@ -62,22 +62,24 @@ pub(super) fn upload_f32<E: Executor>(
     Ok(())
 }
 
-/// Writes the rows `wanted` to the beginning of `out`, one byte per number, and returns the scales of the rows.
+/// Writes the rows `wanted` to the beginning of `out`, one byte per number, and returns their scales,
+/// `[rows, scales_per_row]`.
 pub(super) fn upload_fp8<E: Executor>(
     executor: &mut E,
     rows: &StackedRows<'_>,
     wanted: Range<usize>,
-    (layout, out): (&Fp8Layout, &mut Tensor<E::Memory, u8>),
+    (layout, scales_per_row): (&Fp8Layout, usize),
+    out: &mut Tensor<E::Memory, u8>,
 ) -> Result<Vec<f32>, EngineError> {
     let (columns, row_bytes, first) = (rows.columns(), layout.row_bytes(), wanted.start);
-    let mut scales = vec![0.0; wanted.len()];
+    let mut scales = vec![0.0; wanted.len() * scales_per_row];
     let mut codes = Vec::new();
     for range in chunks(wanted, rows_of_chunk(row_bytes)) {
         codes.resize(range.len() * columns, 0);
         let (at, len) = ((range.start - first) * row_bytes, range.len() * row_bytes);
         out.write_by(executor, (at, len), &mut |bytes: &mut [u8]| {
-            let place =
-                Fp8Rows { codes: &mut codes, scales: &mut scales[range.start - first..range.end - first] };
+            let place = (range.start - first) * scales_per_row..(range.end - first) * scales_per_row;
+            let place = Fp8Rows { codes: &mut codes, scales: &mut scales[place], scales_per_row };
             rows.read_fp8(range.clone(), place)?;
             let pairs = codes.chunks_exact(columns).zip(bytes.chunks_exact_mut(row_bytes));
             pairs.for_each(|(codes, bytes)| layout.pack(codes, bytes));

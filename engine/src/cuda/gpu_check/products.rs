@@ -5,6 +5,7 @@ use std::time::Instant;
 use cpu_kernels::KSlices;
 use half::bf16;
 
+use super::product_blocks::time_fp8_blocks;
 use super::{CheckTarget, Report};
 use crate::cuda::blas::ProductShape;
 use crate::cuda::device::CudaMemory;
@@ -54,6 +55,9 @@ pub(super) fn products(target: &CheckTarget, report: &mut Report<'_>) -> Result<
                 times.push(("fp8_panels", time(WeightFormat::Fp8)?, n * k));
                 times.push(("int8_panels", time(WeightFormat::Int8)?, n * k));
             }
+            let (in_rows, in_panels) = time_fp8_blocks(&mut device, shape, is_dry)?;
+            times.push(("gemm_fp8_blocks", in_rows, n * k));
+            times.extend(in_panels.map(|us| ("fp8_block_panels", us, n * k)));
             for (kernel, us, bytes) in times {
                 let rate = bytes as f64 / us / 1e3;
                 let case = format!("{kernel} {rows} x {n} x {k}");
@@ -215,7 +219,10 @@ impl TiledProduct {
 }
 
 /// Inputs in panels.
-fn panels(device: &mut CudaDevice, (rows, k): (usize, usize)) -> Result<Tensor<CudaMemory, bf16>, CudaError> {
+pub(super) fn panels(
+    device: &mut CudaDevice,
+    (rows, k): (usize, usize),
+) -> Result<Tensor<CudaMemory, bf16>, CudaError> {
     let x: Vec<f32> = (0..rows * k).map(|i| weight_like(i).to_f32()).collect();
     let by_rows = Tensor::of(device, &x, "activations")?;
     let mut x = Tensor::zeros(device, InputLayout::Panels.len(rows, k), "panels")?;

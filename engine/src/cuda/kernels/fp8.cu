@@ -5,20 +5,7 @@
 //   channel_scales [n] f32, or null for a rank's partial sum, which is scaled later
 // k a multiple of 8. Twins: gemm_bf16_8 on the widened weights, then the scale: equal bits.
 //
-// borders: nine borders of K as in gemm_bf16, then nine byte offsets in a row of weights. A slice of a row is
-// a whole number of blocks of 64 weights, the last one padded with zeros. A lane reads 16 bytes of a block:
-// its eight weights of one step of K and its eight of the next, so that each instruction multiplies the same
-// operands as in gemm_bf16. widen.cuh describes a word of four weights.
-
-// Converts a lane's eight weights of a step to the bf16 numbers that it would load.
-__device__ __forceinline__ uint4 widen(u32 low, u32 high) {
-  return make_uint4(first_two(low), last_two(low), first_two(high), last_two(high));
-}
-
-constexpr u32 BLOCK = 64;
-constexpr u32 STEPS_OF_BLOCK = 2;
-constexpr u32 STEP = BLOCK / STEPS_OF_BLOCK;
-constexpr u32 BORDERS = 9;
+// borders: nine borders of K as in gemm_bf16, then nine byte offsets in a row of weights (fp8.cuh).
 
 // sum_tiles of products.cuh with weights that are widened in registers; an iteration covers the same number
 // of elements of K.
@@ -121,69 +108,12 @@ GEMM_FP8(gemm_fp8_8_narrow, 1, 1, 3)
 GEMM_FP8(gemm_fp8_32, 4, 2, 2)
 GEMM_FP8(gemm_fp8_32_narrow, 4, 1, 2)
 
-// Stages of a block in shared memory (see UniformOperands in tiled.cuh): 64 bytes of each channel and two steps of
-// rows.
-template <int NT>
-struct WidenedOperands {
-  static constexpr u32 STEP_OF_K = BLOCK, STEPS_OF_STAGE = 1, NUM_BORDERS = 2 * BORDERS;
-  static constexpr u32 CHUNKS = (TILE_CHANNELS + STEPS_OF_BLOCK * Tile<NT>::ROWS) * CHUNKS_OF_ROW;
-  static constexpr u32 OF_WEIGHTS = TILE_CHANNELS * CHUNKS_OF_ROW / 256;
-  const unsigned char* weights;
-  u32 w_offset[OF_WEIGHTS];
-  RowCopies<bf16, NT> rows;
-
-  // Channels past the last are copies of it; their results are not stored.
-  __device__ __forceinline__ WidenedOperands(const bf16* x, const unsigned char* all_weights, const u32* borders, Sizes sizes)
-      : rows(x, sizes) {
-    const u32 first_channel = blockIdx.y * TILE_CHANNELS, row_bytes = borders[2 * BORDERS - 1];
-    weights = all_weights + (u64)first_channel * row_bytes + threadIdx.x % CHUNKS_OF_ROW * 16;
-    const u32 row = threadIdx.x / CHUNKS_OF_ROW;
-#pragma unroll
-    for (u32 c = 0; c < OF_WEIGHTS; ++c) w_offset[c] = min(64 * c + row, sizes.n - 1 - first_channel) * row_bytes;
-  }
-
-  __device__ __forceinline__ void start(uint4* to, u32 slice, u32 at, const u32* cuts) const {
-    const unsigned char* from = weights + cuts[BORDERS + slice] + (at - cuts[slice]);
-#pragma unroll
-    for (u32 c = 0; c < OF_WEIGHTS; ++c) cp_async_16(to + 256 * c + threadIdx.x, from + w_offset[c], true);
-    to += 256 * OF_WEIGHTS;
-#pragma unroll
-    for (u32 step = 0; step < STEPS_OF_BLOCK; ++step) {
-      rows.start(to + step * Tile<NT>::ROWS * CHUNKS_OF_ROW, at + STEP * step, cuts[slice + 1]);
-    }
-  }
-
-  static __device__ __forceinline__ void multiply_staged(Accumulators<float, NT>& acc, const uint4* staged) {
-    const u32 warp = threadIdx.x / WARP;
-    const uint2* w = (const uint2*)(staged + warp % 4 * 32 * CHUNKS_OF_ROW + threadIdx.x % WARP);
-    const uint4* x = staged + (TILE_CHANNELS + warp / 4 * 8 * NT) * CHUNKS_OF_ROW + threadIdx.x % WARP;
-// Not unrolled for NT > 5: the loads of the next step would take registers that a tile of 128 rows does not
-// leave.
-#pragma unroll (NT > 5 ? 1 : STEPS_OF_BLOCK)
-    for (u32 step = 0; step < STEPS_OF_BLOCK; ++step) {
-      uint4 low[2], high[2];
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        const uint2 l = w[2 * (2 * m) * 8 * CHUNKS_OF_ROW + step], h = w[2 * (2 * m + 1) * 8 * CHUNKS_OF_ROW + step];
-        low[m] = widen(l.x, l.y);
-        high[m] = widen(h.x, h.y);
-      }
-#pragma unroll
-      for (int t = 0; t < NT; ++t) {
-        const uint4 of_rows = x[(step * Tile<NT>::ROWS + t * 8) * CHUNKS_OF_ROW];
-#pragma unroll
-        for (int m = 0; m < 2; ++m) multiply(acc.of[m][t], low[m], high[m], of_rows);
-      }
-    }
-  }
-};
-
 template <int NT>
 __device__ __forceinline__ void gemm_fp8_tiled(const bf16* x, const unsigned char* weights, const float* channel_scales,
                                                const float* bias, const u32* borders, float* out, Sizes sizes) {
   Accumulators<float, NT> acc = {};
   Tree<NT> tree;
-  run_stages(acc, WidenedOperands<NT>(x, weights, borders, sizes), borders, [&](u32 slice) {
+  run_stages(acc, WidenedOperands<NT>(x, weights, borders[2 * BORDERS - 1], sizes), borders, [&](u32 slice) {
     tree.add(slice, acc);
     acc = {};
   });
@@ -196,7 +126,7 @@ template <int NT>
 __device__ __forceinline__ void gemm_fp8_parked(const bf16* x, const unsigned char* weights, const float* channel_scales,
                                                 const float* bias, const u32* borders, float* out, Sizes sizes) {
   Accumulators<float, NT> acc = {};
-  sum_parked(acc, WidenedOperands<NT>(x, weights, borders, sizes), borders, out, sizes, AsTheyAre(),
+  sum_parked(acc, WidenedOperands<NT>(x, weights, borders[2 * BORDERS - 1], sizes), borders, out, sizes, AsTheyAre(),
              [&](float sum, u32 column) { return apply_epilogue(sum, channel_scales, bias, column); });
 }
 

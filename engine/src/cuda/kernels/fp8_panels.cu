@@ -1,6 +1,7 @@
 // GEMM of bf16 activations in panels and FP8 weights, which are widened to bf16 in registers; see panels.cuh.
-//   weights: tiles of 128 channels x 64 of K; a channel's 64 bytes are a block of fp8.cu
-// Twins: gemm_fp8_8, and gemm_panels_8 on the widened weights, then the scale: equal bits.
+//   weights: tiles of 128 channels x 64 of K; a channel's 64 bytes are a block of fp8.cuh
+// Twins: gemm_fp8_8, and gemm_panels_8 on the widened weights, then the scale: equal bits. With scales by block:
+// gemm_fp8_blocks_8, equal bits.
 
 struct Fp8Weights {
   typedef FloatSums Sums;
@@ -50,6 +51,27 @@ FP8_PANELS(fp8_panels_128, 128, 6, 1, , 1, 1)
 FP8_PANELS(fp8_panels_80_by_2, 80, 9, 1, __cluster_dims__(2, 1, 1), 2, 1)
 FP8_PANELS(fp8_panels_128_by_2, 128, 6, 1, __cluster_dims__(2, 1, 1), 2, 1)
 FP8_PANELS(fp8_panels_128_by_4, 128, 6, 1, __cluster_dims__(4, 1, 1), 2, 2)
+
+// Weights with scales by block, of which a slice's part is a chain (fp8_blocks.cu).
+struct Fp8Blocks : Fp8Weights {
+  typedef ChainSums Sums;
+};
+
+// block_scales [chains, n] f32, chains: as in gemm_fp8_blocks, borders of chains multiples of 64. There is no tile of
+// 128 rows, whose sums of chains, slices and two levels of the tree would take more registers than there are.
+#define FP8_BLOCK_PANELS(NAME, ROWS, STAGES, BLOCKS, CLUSTER, ROW_TILES)                                            \
+  extern "C" __global__ void CLUSTER __launch_bounds__(384, BLOCKS)                                                 \
+      NAME(const bf16* x, const unsigned char* weights, const float* bias, const u32* borders, float* out, u32 rows, \
+           u32 n, u32 k, u32 first, u32 slices, u32 groups, const float* block_scales, const u32* chains) {         \
+    gemm_of_panels<Fp8Blocks, ROWS, STAGES, BLOCKS == 1, Cluster<ROW_TILES, 1>>(                                    \
+        x, weights, nullptr, bias, borders, out, {rows, n, k, first, slices, groups}, {block_scales, chains});      \
+  }
+
+FP8_BLOCK_PANELS(fp8_block_panels_8, 8, 10, 2, , 1)
+FP8_BLOCK_PANELS(fp8_block_panels_16, 16, 9, 2, , 1)
+FP8_BLOCK_PANELS(fp8_block_panels_40, 40, 12, 1, , 1)
+FP8_BLOCK_PANELS(fp8_block_panels_80, 80, 9, 1, , 1)
+FP8_BLOCK_PANELS(fp8_block_panels_80_by_2, 80, 9, 1, __cluster_dims__(2, 1, 1), 2)
 
 // Packs rows of weights into tiles. from [rows, k] bytes, a multiple of 128 rows. Grid (k / 64, rows / 128), 256
 // threads.

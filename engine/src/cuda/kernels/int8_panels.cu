@@ -8,6 +8,7 @@
 // the floats of `out`), because floats would round them; sum_int8_groups adds them.
 struct Int8Sums {
   typedef i32 Sum;
+  static constexpr bool HAS_CHAINS = false;
   const float* x_scales;
   u32 scales_of_row;
 

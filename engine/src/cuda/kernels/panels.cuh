@@ -190,6 +190,7 @@ struct PackedTiles {
 // Sums in f32, which need no conversion: each slice is a leaf of the tree.
 struct FloatSums {
   typedef float Sum;
+  static constexpr bool HAS_CHAINS = false;
   // How many of a group's `count` slices are summed as one.
   __device__ __forceinline__ u32 joined(u32 count) const { return 1; }
   __device__ __forceinline__ bool has_tree() const { return true; }
@@ -225,6 +226,43 @@ __device__ __forceinline__ void sum_slice(typename Weights::Sums::Sum (&acc)[ROW
   products_wait<0>();
   order_registers(acc);
   if (!Weights::COMPLETES && steps > 0) ring.release(before, blocks);
+}
+
+// Sums of slices whose chains have scales of their own.
+struct ChainSums : FloatSums {
+  static constexpr bool HAS_CHAINS = true;
+  const float* scales;  // [chains][n]
+  const u32* chains;    // first chain of each slice, and the number of all [9]; borders of chains along K
+
+  __device__ __forceinline__ ChainSums(const float* scales, const u32* chains) : scales(scales), chains(chains) {}
+};
+
+// Computes the sums of a slice as floats: that of its `steps` steps, or those of its chains, each times the scales
+// of its channels, added in order of K.
+template <typename Weights, u32 ROWS, u32 STAGES, typename Blocks>
+__device__ __forceinline__ void sum_leaf(float (&to)[ROWS / 2], typename Weights::Sums::Sum (&leaf)[ROWS / 2],
+                                         Ring<Weights, ROWS, STAGES, Blocks>& ring, u32 steps, const Blocks& blocks,
+                                         const Units<ROWS, Blocks>& unit, const Product& of, u32 slice,
+                                         const typename Weights::Sums& sums) {
+  if constexpr (Weights::Sums::HAS_CHAINS) {
+    const u32 thread = threadIdx.x - COPIERS, last = of.n - 1;
+    const u32 channel = unit.channel_tile * CHANNELS + thread / WARP * 16 + thread % WARP / 4;
+    const u32* const borders = sums.chains + 9;
+    const u32 end = sums.chains[slice + 1];
+#pragma unroll
+    for (u32 i = 0; i < ROWS / 2; ++i) to[i] = 0.0f;
+#pragma unroll 1
+    for (u32 chain = sums.chains[slice]; chain < end; ++chain) {
+      const float* const of_chain = sums.scales + (u64)chain * of.n;
+      const float scales[2] = {of_chain[min(channel, last)], of_chain[min(channel + 8, last)]};
+      sum_slice(leaf, ring, (borders[chain + 1] - borders[chain]) / Weights::STEP_COLUMNS, blocks);
+#pragma unroll
+      for (u32 i = 0; i < ROWS / 2; ++i) to[i] = fmaf(leaf[i], scales[i / 2 % 2], to[i]);
+    }
+  } else {
+    sum_slice(leaf, ring, steps, blocks);
+    sums.to_floats(to, leaf, unit, of, slice);
+  }
 }
 
 // Applies scales and bias, if there are any, to a thread's sums, and stores them.
@@ -271,13 +309,11 @@ __device__ __forceinline__ void multiply_units(Ring<Weights, ROWS, STAGES, Block
     const u32 first = of.first + unit.group * count;
 #pragma unroll 1
     for (u32 i = 0; i < leaves; i += 2) {
-      sum_slice(leaf, ring, cuts[first + i + joined] - cuts[first + i], blocks);
-      sums.to_floats(acc, leaf, unit, of, first + i);
+      sum_leaf(acc, leaf, ring, cuts[first + i + joined] - cuts[first + i], blocks, unit, of, first + i, sums);
       if (leaves > 1) {
 #pragma unroll
         for (u32 j = 0; j < LEN; ++j) level_0[j] = acc[j];
-        sum_slice(leaf, ring, cuts[first + i + 2] - cuts[first + i + 1], blocks);
-        sums.to_floats(acc, leaf, unit, of, first + i + 1);
+        sum_leaf(acc, leaf, ring, cuts[first + i + 2] - cuts[first + i + 1], blocks, unit, of, first + i + 1, sums);
 #pragma unroll
         for (u32 j = 0; j < LEN; ++j) acc[j] = level_0[j] + acc[j];
       }

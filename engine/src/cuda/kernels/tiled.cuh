@@ -20,12 +20,14 @@ struct Tile {
   static constexpr u32 CHUNKS = (TILE_CHANNELS + ROWS) * CHUNKS_OF_ROW;
 };
 
-// Iterates over the steps of all slices in order.
+// Iterates over the steps of all slices in order. `cuts` is the copy of the borders in shared memory.
 struct StepIterator {
   const u32* borders;
   u32 slice, at;
-  __device__ __forceinline__ void begin(const u32* of) {
-    borders = of;
+  __device__ __forceinline__ bool is_done() const { return slice == 8; }
+  __device__ __forceinline__ bool has_next() const { return slice < 8; }
+  __device__ __forceinline__ void begin(const u32* cuts, const u32* table) {
+    borders = cuts;
     slice = 0;
     at = borders[0];
     skip();
@@ -145,6 +147,7 @@ __device__ __forceinline__ void multiply_step(Accumulators<A, NT>& acc, const ui
 // Operands of one type: weights and rows of a step are adjacent in shared memory.
 template <typename T, int NT>
 struct UniformOperands {
+  typedef StepIterator Iterator;
   static constexpr u32 STEP_OF_K = 4 * (16 / sizeof(T)), STEPS_OF_STAGE = 2, NUM_BORDERS = 9;
   static constexpr u32 CHUNKS = Tile<NT>::CHUNKS;
   static constexpr u32 OF_WEIGHTS = TILE_CHANNELS * CHUNKS_OF_ROW / 256;
@@ -196,9 +199,9 @@ __device__ __forceinline__ void multiply_step(Accumulators<A, NT>& acc, const ui
   }
 }
 
-// Runs over all of K and calls `finish(slice)` after each of the eight slices, when `acc` holds the slice's
-// sums. The next slice continues from the values that `finish` leaves in `acc`. Operands define how a step of
-// K is copied to shared memory and multiplied: see UniformOperands.
+// Runs over all of K and calls `finish(slice)` after each slice of the iterator, when `acc` holds the slice's sums.
+// The next slice continues from the values that `finish` leaves in `acc`. Operands define how a step of K is
+// copied to shared memory and multiplied: see UniformOperands.
 template <typename Operands, typename A, int NT, typename Finish>
 __device__ __forceinline__ void run_stages(Accumulators<A, NT>& acc, const Operands operands, const u32* borders, Finish finish) {
   constexpr u32 STEP = Operands::STEP_OF_K, STEPS_OF_STAGE = Operands::STEPS_OF_STAGE;
@@ -206,12 +209,12 @@ __device__ __forceinline__ void run_stages(Accumulators<A, NT>& acc, const Opera
   __shared__ u32 cuts[Operands::NUM_BORDERS];
   if (threadIdx.x < Operands::NUM_BORDERS) cuts[threadIdx.x] = borders[threadIdx.x];
   __syncthreads();
-  StepIterator ahead, here;
-  ahead.begin(cuts);
-  here.begin(cuts);
+  typename Operands::Iterator ahead, here;
+  ahead.begin(cuts, borders);
+  here.begin(cuts, borders);
   u32 to = 0, from = 0;
   auto copy_stage = [&] {
-    for (u32 step = 0; step < STEPS_OF_STAGE && ahead.slice < 8; ++step) {
+    for (u32 step = 0; step < STEPS_OF_STAGE && ahead.has_next(); ++step) {
       operands.start(stages + (to * STEPS_OF_STAGE + step) * Operands::CHUNKS, ahead.slice, ahead.at, cuts);
       ahead.next(STEP);
     }
@@ -222,7 +225,7 @@ __device__ __forceinline__ void run_stages(Accumulators<A, NT>& acc, const Opera
   u32 done = 0, step = 0;
   for (;;) {
     for (; done < here.slice; ++done) finish(done);
-    if (here.slice == 8) break;
+    if (here.is_done()) break;
     do {
       if (step == 0) {
         // This stage has arrived for all threads, and all of them have finished the previous one, which the
@@ -256,32 +259,38 @@ __device__ __forceinline__ void write_tiled(const Accumulators<float, NT>& sums,
   });
 }
 
-// The whole product with only two levels of the tree in registers besides the accumulators. The third level,
-// which is written once and read once, is kept in `out`, at the place where the thread will store
-// `finish(sum, column)`. `to_floats(acc, slice)` returns the sums of a slice.
+// Adds the sums of a slice to a tree with only two levels in registers. The third level, which is written once and
+// read once, is kept in `out`, at the place where the thread will store `finish(sum, column)`.
+template <int NT, typename Finish>
+__device__ __forceinline__ void add_parked(u32 slice, const Accumulators<float, NT>& sums, Accumulators<float, NT> (&level)[2],
+                                           float* out, Sizes sizes, Finish finish) {
+  if (!(slice & 1)) {
+    level[0] = sums;
+  } else if (!(slice & 2)) {
+    for_each<NT>([&](int m, int t, int i) { level[1].of[m][t][i] = level[0].of[m][t][i] + sums.of[m][t][i]; });
+  } else {
+    // Hidden from the optimizer, which would otherwise keep every element's address in registers during the
+    // loop over K.
+    const u32 n = opaque(sizes.n), rows = opaque(sizes.rows);
+    const u32 first_column = opaque(tiled_column(0, 0)), first_row = opaque(tiled_row<NT>(0, 0));
+    for_each<NT>([&](int m, int t, int i) {
+      const u32 column = first_column + 16 * m + i / 2 * 8, row = first_row + 8 * t + i % 2;
+      if (column >= n || row >= rows) return;
+      float* to = out + (u64)row * n + column;
+      float sum = level[1].of[m][t][i] + (level[0].of[m][t][i] + sums.of[m][t][i]);
+      *to = slice == 7 ? finish(*to + sum, column) : sum;
+    });
+  }
+}
+
+// The whole product by such a tree. `to_floats(acc, slice)` returns the sums of a slice.
 template <typename Operands, typename A, int NT, typename ToFloats, typename Finish>
 __device__ __forceinline__ void sum_parked(Accumulators<A, NT>& acc, const Operands operands, const u32* borders, float* out,
                                            Sizes sizes, ToFloats to_floats, Finish finish) {
   Accumulators<float, NT> level[2];
   run_stages(acc, operands, borders, [&](u32 slice) {
     const Accumulators<float, NT> sums = to_floats(acc, slice);
-    if (!(slice & 1)) {
-      level[0] = sums;
-    } else if (!(slice & 2)) {
-      for_each<NT>([&](int m, int t, int i) { level[1].of[m][t][i] = level[0].of[m][t][i] + sums.of[m][t][i]; });
-    } else {
-      // Hidden from the optimizer, which would otherwise keep every element's address in registers during the
-      // loop over K.
-      const u32 n = opaque(sizes.n), rows = opaque(sizes.rows);
-      const u32 first_column = opaque(tiled_column(0, 0)), first_row = opaque(tiled_row<NT>(0, 0));
-      for_each<NT>([&](int m, int t, int i) {
-        const u32 column = first_column + 16 * m + i / 2 * 8, row = first_row + 8 * t + i % 2;
-        if (column >= n || row >= rows) return;
-        float* to = out + (u64)row * n + column;
-        float sum = level[1].of[m][t][i] + (level[0].of[m][t][i] + sums.of[m][t][i]);
-        *to = slice == 7 ? finish(*to + sum, column) : sum;
-      });
-    }
+    add_parked(slice, sums, level, out, sizes, finish);
     acc = {};
   });
 }

@@ -43,15 +43,16 @@ pub(super) struct LaunchShape {
 }
 
 impl Variant {
-    /// Chooses the kernel for `rows` x `n` outputs over slices with these borders.
-    pub(super) fn choose((rows, n): (usize, usize), borders: &[u32]) -> Self {
+    /// Chooses the kernel for `rows` x `n` outputs over slices with these borders. `heights` are the rows of the
+    /// tiles that have a kernel.
+    pub(super) fn choose((rows, n): (usize, usize), borders: &[u32], heights: &[usize]) -> Self {
         // Cost per number of K: the maximum of the operations of whole waves and the bytes that blocks read.
         let cost = |height: &usize| {
             let blocks = rows.div_ceil(*height) * n.div_ceil(TILE_CHANNELS);
             let waves = blocks.div_ceil(MULTIPROCESSORS) * MULTIPROCESSORS;
             (waves * TILE_CHANNELS * height).max(blocks * (TILE_CHANNELS + height) * OPERATIONS_OF_BYTE)
         };
-        if let Some(&height) = TILE_ROWS.iter().min_by_key(|height| cost(height)) {
+        if let Some(&height) = heights.iter().min_by_key(|height| cost(height)) {
             let is_worth_it = rows.div_ceil(height) * n.div_ceil(TILE_CHANNELS) >= MIN_TILES;
             if rows > FEW_ROWS[1] && is_worth_it {
                 return Self::Tiled { rows: height };
@@ -136,7 +137,7 @@ mod tests {
                 for (name, n, slices) in matrices(sizes, ranks) {
                     let borders = borders(&slices, 8);
                     for rows in [1, 5, 8, 9, 32, 33, 64, 160] {
-                        let variant = Variant::choose((rows, n), &borders);
+                        let variant = Variant::choose((rows, n), &borders, &TILE_ROWS);
                         let blocks = LaunchShape::new(variant, (rows, n), &borders);
                         let said =
                             format!("{model} {name} of {ranks} ranks, {rows} rows: {variant:?} {blocks:?}");
@@ -176,7 +177,7 @@ mod tests {
         for rows in 1..400 {
             for n in [1, 15, 16, 17, 2048, 4096, 57_344] {
                 for borders in [&whole, &half] {
-                    let variant = Variant::choose((rows, n), borders);
+                    let variant = Variant::choose((rows, n), borders, &TILE_ROWS);
                     let blocks = LaunchShape::new(variant, (rows, n), borders);
                     let of_block = match variant {
                         Variant::Few { rows, channels } => [rows, channels * (WARPS >> blocks.cut[1])],
@@ -198,7 +199,7 @@ mod tests {
         for (name, n, slices) in matrices(MODELS[0].1, 1).into_iter().take(4) {
             let borders = borders(&slices, 8);
             for rows in [512, 2048] {
-                let variant = Variant::choose((rows, n), &borders);
+                let variant = Variant::choose((rows, n), &borders, &TILE_ROWS);
                 assert_eq!(variant, Variant::Tiled { rows: 128 }, "{name}, {rows} rows");
             }
         }
@@ -234,7 +235,7 @@ mod tests {
         let needed = (n + rows) * row_bytes;
         let name = |tile: usize, height: usize| tile * 1000 + height;
         let borders = borders(&KSlices::whole(k), 8);
-        let variant = Variant::choose((rows, n), &borders);
+        let variant = Variant::choose((rows, n), &borders, &TILE_ROWS);
         let blocks = LaunchShape::new(variant, (rows, n), &borders);
         let Variant::Tiled { rows: height } = variant else { panic!("{variant:?}") };
         let by_rows = (0..blocks.grid[1])

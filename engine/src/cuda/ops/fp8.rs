@@ -22,7 +22,7 @@ const BORDERS: usize = NUM_SLICES + 1;
 
 const FAMILY: KernelFamily = KernelFamily {
     few: [[FP8.kernel(0), FP8.kernel(1)], [FP8.kernel(2), FP8.kernel(3)]],
-    tiled: [FP8.kernel(4), FP8.kernel(5), FP8.kernel(6)],
+    tiled: &[FP8.kernel(4), FP8.kernel(5), FP8.kernel(6)],
 };
 
 /// Bits of each code in its half of a word, for the first two and for the last two numbers of the word.

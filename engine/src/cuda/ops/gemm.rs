@@ -18,7 +18,7 @@ const MAX_ROWS: usize = 1 << 21;
 
 const FAMILY: KernelFamily = KernelFamily {
     few: [[GEMM_BF16.kernel(0), GEMM_BF16.kernel(1)], [GEMM_BF16.kernel(2), GEMM_BF16.kernel(3)]],
-    tiled: [GEMM_TILED.kernel(0), GEMM_TILED.kernel(1), GEMM_TILED.kernel(2)],
+    tiled: &[GEMM_TILED.kernel(0), GEMM_TILED.kernel(1), GEMM_TILED.kernel(2)],
 };
 
 /// Returns the borders of K between the slices that are summed separately: the contract's slices, if it
@@ -71,10 +71,10 @@ pub(super) fn check_product<M: DeviceMemory>(
 }
 
 /// Kernels of one format: those for few rows (8 and 32, each with 16 and with fewer channels per group), and
-/// those whose warps share tiles, in the order of [`TILE_ROWS`].
+/// those whose warps share tiles, of the first [`TILE_ROWS`].
 pub(super) struct KernelFamily {
     pub(super) few: [[&'static Kernel; 2]; 2],
-    pub(super) tiled: [&'static Kernel; TILE_ROWS.len()],
+    pub(super) tiled: &'static [&'static Kernel],
 }
 
 /// A kernel, its grid, and the parameters that divide the work among its warps.
@@ -97,19 +97,20 @@ impl ChosenKernel {
         let name = family.few[0][0].name;
         check(name, ("rows", rows), rows > 0 && rows <= MAX_ROWS, format_args!("1 to {MAX_ROWS}"))?;
         check(name, ("n", n), n > 0, "at least 1")?;
-        let variant = forced.unwrap_or_else(|| Variant::choose((rows, n), borders));
+        let heights = &TILE_ROWS[..family.tiled.len()];
+        let variant = forced.unwrap_or_else(|| Variant::choose((rows, n), borders, heights));
         let LaunchShape { grid, cut } = LaunchShape::new(variant, (rows, n), borders);
         let (kernel, cut) = match variant {
             Variant::Few { rows, channels } => {
                 (family.few[usize::from(rows > 8)][usize::from(channels < CHANNELS[0])], Some(cut))
             }
             Variant::Tiled { rows } => {
-                let tile = TILE_ROWS.iter().position(|height| *height == rows);
+                let tile = heights.iter().position(|height| *height == rows);
                 let tile = tile.ok_or_else(|| CudaError::BadLaunch {
                     kernel: name,
                     what: "rows of a tile",
                     found: rows,
-                    expected: format!("one of {TILE_ROWS:?}"),
+                    expected: format!("one of {heights:?}"),
                 })?;
                 (family.tiled[tile], None)
             }

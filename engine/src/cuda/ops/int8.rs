@@ -20,9 +20,9 @@ pub(super) const MAX_K: usize = 1 << 17;
 const FEW: [[&Kernel; 2]; 2] = [[INT8.kernel(1), INT8.kernel(2)], [INT8.kernel(3), INT8.kernel(4)]];
 /// Kernels with one scale per row, and with one per row and slice.
 const EXACT: KernelFamily =
-    KernelFamily { few: FEW, tiled: [GEMM_TILED.kernel(3), GEMM_TILED.kernel(4), GEMM_TILED.kernel(5)] };
+    KernelFamily { few: FEW, tiled: &[GEMM_TILED.kernel(3), GEMM_TILED.kernel(4), GEMM_TILED.kernel(5)] };
 const SLICED: KernelFamily =
-    KernelFamily { few: FEW, tiled: [GEMM_TILED.kernel(6), GEMM_TILED.kernel(7), GEMM_TILED.kernel(8)] };
+    KernelFamily { few: FEW, tiled: &[GEMM_TILED.kernel(6), GEMM_TILED.kernel(7), GEMM_TILED.kernel(8)] };
 
 /// Quantized rows: steps `[rows, k]` and scales `[rows, slices]`.
 pub(crate) type Int8Rows<'a, M> = (&'a Tensor<M, i8>, &'a Tensor<M, f32>);

@@ -1,7 +1,7 @@
 //! Products by warpgroup instructions (`kernels/panels.cuh`), of inputs that are packed in panels of 8 rows by
 //! 64 columns, and weights in bf16 or FP8 that are packed in tiles of 128 channels by 64 columns; of int8,
 //! panels and tiles have 128 columns. Equal bits to [`GemmBf16`](super::GemmBf16),
-//! [`GemmFp8`](super::GemmFp8) and [`GemmInt8`](super::GemmInt8).
+//! [`GemmFp8`](super::GemmFp8), [`GemmFp8Blocks`](super::GemmFp8Blocks) and [`GemmInt8`](super::GemmInt8).
 
 mod launched;
 mod operands;
@@ -10,7 +10,7 @@ mod tile;
 pub(crate) use launched::LaunchedProduct;
 pub(crate) use operands::{INT8_PANEL_COLUMNS, PanelOperands};
 use tile::usable;
-pub(crate) use tile::{INT8_TILES, NUM_ALONE, TILES, Tile};
+pub(crate) use tile::{BLOCK_TILES, INT8_TILES, NUM_ALONE, TILES, Tile};
 
 use cpu_kernels::NUM_SLICES;
 use half::bf16;

@@ -3,10 +3,12 @@
 
 mod all_kernels;
 mod fp8;
+mod fp8_blocks;
 
 #[cfg(test)]
 pub(super) use all_kernels::kernels_agree;
 pub(super) use all_kernels::{REFERENCE, bits, multiply_by_reference};
+pub(super) use fp8_blocks::BlockProduct;
 
 use std::ops::Range;
 
@@ -40,6 +42,7 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     parities.push(gemm_bf16(e, (3, 16), &KSlices::eighths(64, 16))?);
     parities.extend(gemm_int8(e, (3, 16), &KSlices::eighths(64, 16))?);
     parities.extend(all_kernels::cases(e, scale)?);
+    parities.extend(fp8_blocks::cases(e, scale)?);
     parities.push(rows_do_not_matter(e, scale.pick((40, 24, 96), (256, 4096, 4096)))?);
     Ok(parities)
 }

@@ -1,5 +1,6 @@
 //! Panels: how operands are packed, and products of panels against the kernel of few rows.
 
+mod fp8_blocks;
 mod int8;
 
 use cpu_kernels::KSlices;
@@ -64,6 +65,7 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
         let used = slices.ranges().iter().filter(|slice| !slice.is_empty()).count();
         parities.extend(products(e, (9, n), &slices, &PanelLaunch::all(&TILES[..1], used))?);
     }
+    parities.extend(fp8_blocks::cases(e, scale)?);
     parities.extend(int8::cases(e, scale)?);
     Ok(parities)
 }

@@ -15,7 +15,7 @@ use super::{Exchange, Ranks, SumPhases, load_on, on_device};
 use crate::collective::RankBarrier;
 use crate::cuda::emulator::{Emulator, FREE_BYTES};
 use crate::cuda::numerics::Numerics;
-use crate::cuda::test_model::{PANELS, WIDE_HEADS, changed_config};
+use crate::cuda::test_model::{InBlocks, PANELS, WIDE_HEADS, changed_config};
 use crate::cuda::whole_model::run;
 use crate::weights::{TensorPart, TensorSource};
 use crate::{Engine, EngineError, LoadOptions, WeightFormat};
@@ -89,6 +89,24 @@ fn ranks_change_no_bit_of_products_of_panels() {
             let found = run(&mut engine(&options, ranks(count))).unwrap();
             assert!(found == expected, "{weights:?}, {count} ranks: the bits differ");
         }
+    }
+}
+
+/// FP8 with scales by block: ranks of 4 and 8 begin within a block of down_proj, whose slices have 96 columns.
+#[test]
+fn ranks_change_no_bit_of_scales_by_block() {
+    let changes = [("intermediate_size", 768), ("num_key_value_heads", 8)];
+    let (_dir, options) = changed_config(PANELS, &changes);
+    let options = LoadOptions { weights: WeightFormat::Fp8, ..options };
+    let run_on = |ranks: Ranks<Emulator>| {
+        let load = |source: &dyn TensorSource, model| {
+            load_on(ranks, &options, &InBlocks(source), InBlocks::model(model))
+        };
+        run(&mut Engine::random_by(&options, 7, load).unwrap()).unwrap()
+    };
+    let expected = run_on(Ranks::alone(Emulator::build()));
+    for count in [2, 4, 8] {
+        assert!(run_on(ranks(count)) == expected, "{count} ranks: the bits differ");
     }
 }
 

@@ -4,8 +4,9 @@
 use cpu_kernels::NUM_SLICES;
 use half::bf16;
 
+use super::super::fp8_blocks::{BlockLayout, check_chains};
 use super::super::int8::{Int8Rows, MAX_K};
-use super::tile::{INT8_TILES, TILES, Tile};
+use super::tile::{BLOCK_TILES, INT8_TILES, TILES, Tile};
 use super::{InputLayout, PANEL_COLUMNS, packed_len};
 use crate::cuda::CudaError;
 use crate::cuda::blas::ProductShape;
@@ -28,6 +29,14 @@ pub(crate) enum PanelOperands<'a, M> {
         /// `[n]`; `None` for a rank's partial sum, which is scaled after the sum over ranks.
         channel_scales: Option<&'a Tensor<M, f32>>,
     },
+    Fp8Blocks {
+        x: &'a Tensor<M, bf16>,
+        codes: &'a Tensor<M, u8>,
+        /// `[chains, n]`.
+        scales: &'a Tensor<M, f32>,
+        /// [`BlockLayout::on_device`], and the layout.
+        layout: (&'a Tensor<M, u32>, &'a BlockLayout),
+    },
     Int8 {
         x: Int8Rows<'a, M>,
         steps: &'a Tensor<M, i8>,
@@ -45,30 +54,36 @@ impl<'a, M: DeviceMemory> PanelOperands<'a, M> {
     }
 
     /// The tiles that have a kernel.
-    pub(super) fn tiles(&self) -> &'static [Tile; 8] {
-        if matches!(self, Self::Int8 { .. }) { &INT8_TILES } else { &TILES }
+    pub(super) fn tiles(&self) -> &'static [Tile] {
+        match self {
+            Self::Bf16 { .. } | Self::Fp8 { .. } => &TILES,
+            Self::Fp8Blocks { .. } => &BLOCK_TILES,
+            Self::Int8 { .. } => &INT8_TILES,
+        }
     }
 
     /// The kernel of a tile.
     pub(super) fn kernel(&self, tile: Tile) -> Result<&'static Kernel, CudaError> {
-        let file = match self {
-            Self::Bf16 { .. } => &GEMM_PANELS,
-            Self::Fp8 { .. } => &FP8_PANELS,
-            Self::Int8 { .. } => &INT8_PANELS,
+        let (file, first) = match self {
+            Self::Bf16 { .. } => (&GEMM_PANELS, 0),
+            Self::Fp8 { .. } => (&FP8_PANELS, 0),
+            // After those of FP8 and `pack_fp8`.
+            Self::Fp8Blocks { .. } => (&FP8_PANELS, TILES.len() + 1),
+            Self::Int8 { .. } => (&INT8_PANELS, 0),
         };
         let tiles = self.tiles();
         let index = tiles.iter().position(|other| *other == tile).ok_or_else(|| CudaError::BadLaunch {
-            kernel: file.kernel(0).name,
+            kernel: file.kernel(first).name,
             what: "rows of a tile",
             found: tile.rows,
             expected: format!("one of {tiles:?}"),
         })?;
-        Ok(file.kernel(index))
+        Ok(file.kernel(first + index))
     }
 
     pub(super) fn channel_scales(&self) -> Option<&'a Tensor<M, f32>> {
         match *self {
-            Self::Bf16 { .. } => None,
+            Self::Bf16 { .. } | Self::Fp8Blocks { .. } => None,
             Self::Fp8 { channel_scales, .. } | Self::Int8 { channel_scales, .. } => channel_scales,
         }
     }
@@ -88,12 +103,16 @@ impl<'a, M: DeviceMemory> PanelOperands<'a, M> {
     ) -> Result<(), CudaError> {
         let (x_len, weights_len) = match self {
             Self::Bf16 { x, weights } => (x.len(), weights.len()),
-            Self::Fp8 { x, codes, .. } => (x.len(), codes.len()),
+            Self::Fp8 { x, codes, .. } | Self::Fp8Blocks { x, codes, .. } => (x.len(), codes.len()),
             Self::Int8 { x, steps, .. } => (x.0.len(), steps.len()),
         };
         check_len(kernel, "x", x_len, InputLayout::Panels.len(rows, k))?;
         check_len(kernel, "packed weights", weights_len, packed_len(n, k))?;
         check_len(kernel, "channel_scales", self.channel_scales().map_or(n, Tensor::len), n)?;
+        if let Self::Fp8Blocks { scales, layout, .. } = *self {
+            check_chains(kernel, layout, PANEL_COLUMNS)?;
+            check_len(kernel, "scales", scales.len(), layout.1.num_chains() * n)?;
+        }
         let Self::Int8 { x: (_, scales), scales_of_row, .. } = *self else { return Ok(()) };
         let is_good = scales_of_row == 1 || scales_of_row == NUM_SLICES;
         check(kernel, ("scales of a row", scales_of_row), is_good, "1 or 8")?;
@@ -109,6 +128,7 @@ impl<'a, M: DeviceMemory> PanelOperands<'a, M> {
             Self::Fp8 { x, codes, channel_scales } => {
                 params.read(x).read(codes).read_if(channel_scales.filter(|_| is_whole))
             }
+            Self::Fp8Blocks { x, codes, .. } => params.read(x).read(codes),
             Self::Int8 { x: (x, scales), steps, channel_scales, .. } => {
                 params.read(x).read(scales).read(steps).read_if(channel_scales.filter(|_| is_whole))
             }
@@ -117,6 +137,10 @@ impl<'a, M: DeviceMemory> PanelOperands<'a, M> {
 
     /// The parameters that follow those of all formats.
     pub(super) fn last_params(&self, params: Params) -> Params {
-        if let Self::Int8 { scales_of_row, .. } = *self { params.u32(scales_of_row) } else { params }
+        match *self {
+            Self::Bf16 { .. } | Self::Fp8 { .. } => params,
+            Self::Fp8Blocks { scales, layout: (chains, _), .. } => params.read(scales).read(chains),
+            Self::Int8 { scales_of_row, .. } => params.u32(scales_of_row),
+        }
     }
 }

@@ -47,7 +47,9 @@ impl Tile {
 pub(crate) const TILES: [Tile; 8] = tiles(40);
 /// The same of int8, whose instruction has no form of 40 rows.
 pub(crate) const INT8_TILES: [Tile; 8] = tiles(48);
-/// Number of these whose blocks are alone.
+/// The same of FP8 with scales by block: none of 128 rows.
+pub(crate) const BLOCK_TILES: [Tile; 5] = [TILES[0], TILES[1], TILES[2], TILES[3], TILES[5]];
+/// Number of the first two whose blocks are alone.
 pub(crate) const NUM_ALONE: usize = 5;
 
 const fn tiles(third: usize) -> [Tile; 8] {
@@ -64,6 +66,7 @@ const fn tiles(third: usize) -> [Tile; 8] {
 }
 
 /// All of these tiles, or those whose blocks are alone.
-pub(super) fn usable(tiles: &[Tile; 8], in_clusters: bool) -> &[Tile] {
-    if in_clusters { tiles } else { &tiles[..NUM_ALONE] }
+pub(super) fn usable(tiles: &[Tile], in_clusters: bool) -> &[Tile] {
+    let alone = tiles.iter().take_while(|tile| tile.cluster_size() == 1).count();
+    if in_clusters { tiles } else { &tiles[..alone] }
 }
