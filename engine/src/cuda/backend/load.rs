@@ -7,7 +7,7 @@ use cpu_kernels::{KSlices, MatrixFormat, QuantizedFormat};
 use half::bf16;
 
 use super::Borders;
-use super::upload::{upload_bf16, upload_f32, upload_fp8};
+use super::upload::{Fp8RowForm, upload_bf16, upload_f32, upload_fp8};
 use crate::EngineError;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
@@ -177,12 +177,13 @@ pub(super) fn linear<E: Executor>(
         LinearFormat::Fp8(Fp8Scales::Channels) => {
             let borders = upload_borders(executor, &slices, BF16_GRAIN)?;
             let (layout, rows) = (Fp8Layout::new(&borders.1), tensors.rows()?);
+            let form = Fp8RowForm { layout: &layout, scales_per_row: tensors.scales_per_row() };
             let is_tiled = executor.multiplies_panels() && fits_panels(&borders.1, PANEL_COLUMNS);
             let (codes, scales) = if is_tiled {
-                fp8_tiles(executor, &rows, (&layout, tensors.scales_per_row()), n)?
+                fp8_tiles(executor, &rows, form, n)?
             } else {
                 let mut codes = Tensor::zeros(executor, n * layout.row_bytes(), "weights")?;
-                let scales = upload_fp8(executor, &rows, 0..n, (&layout, 1), &mut codes)?;
+                let scales = upload_fp8(executor, &rows, 0..n, form, &mut codes)?;
                 (codes, scales)
             };
             let scales = Tensor::of(executor, &scales, "scales of weights")?;
@@ -267,12 +268,12 @@ fn fp8_blocks<E: Executor>(
     let (layout, rows) = (BlockLayout::new(&tensors.slices), tensors.rows()?);
     let borders = upload_checked(executor, layout.of_k().to_vec(), (rows.columns(), BF16_GRAIN))?;
     let is_tiled = executor.multiplies_panels() && fits_panels(layout.of_chains(), PANEL_COLUMNS);
-    let of_row = (layout.row(), tensors.scales_per_row());
+    let form = Fp8RowForm { layout: layout.row(), scales_per_row: tensors.scales_per_row() };
     let (codes, scales) = if is_tiled {
-        fp8_tiles(executor, &rows, of_row, n)?
+        fp8_tiles(executor, &rows, form, n)?
     } else {
         let mut codes = Tensor::zeros(executor, n * layout.row().row_bytes(), "weights")?;
-        let scales = upload_fp8(executor, &rows, 0..n, of_row, &mut codes)?;
+        let scales = upload_fp8(executor, &rows, 0..n, form, &mut codes)?;
         (codes, scales)
     };
     let scales = Tensor::of(executor, &layout.scales(&scales), "scales of weights")?;
@@ -287,18 +288,18 @@ type Fp8Weights<M> = (Tensor<M, u8>, Vec<f32>);
 fn fp8_tiles<E: Executor>(
     executor: &mut E,
     rows: &StackedRows<'_>,
-    (layout, scales_per_row): (&Fp8Layout, usize),
+    form: Fp8RowForm<'_>,
     n: usize,
 ) -> Result<Fp8Weights<E::Memory>, EngineError> {
-    let k = layout.row_bytes();
+    let k = form.layout.row_bytes();
     let mut codes = Tensor::zeros(executor, packed_len(n, k), "weights")?;
     let channels = packed_len(n, k) / k;
     let chunk = (CHUNK_BYTES / k).next_multiple_of(packed_len(1, 1)).min(channels);
     let mut unpacked = Tensor::zeros(executor, chunk * k, "rows to pack")?;
-    let mut scales = Vec::with_capacity(n * scales_per_row);
+    let mut scales = Vec::with_capacity(n * form.scales_per_row);
     for first in (0..channels).step_by(chunk) {
         let wanted = first..n.min(first + chunk);
-        scales.extend(upload_fp8(executor, rows, wanted, (layout, scales_per_row), &mut unpacked)?);
+        scales.extend(upload_fp8(executor, rows, wanted, form, &mut unpacked)?);
         let packed = PackedChannels { first, count: chunk.min(channels - first), k };
         pack_fp8(executor, &unpacked, &mut codes, packed)?;
     }

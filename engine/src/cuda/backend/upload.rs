@@ -62,13 +62,20 @@ pub(super) fn upload_f32<E: Executor>(
     Ok(())
 }
 
+/// Rows of FP8 weights: their layout on the device, and the number of scales that each is read with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Fp8RowForm<'a> {
+    pub(super) layout: &'a Fp8Layout,
+    pub(super) scales_per_row: usize,
+}
+
 /// Writes the rows `wanted` to the beginning of `out`, one byte per number, and returns their scales,
 /// `[rows, scales_per_row]`.
 pub(super) fn upload_fp8<E: Executor>(
     executor: &mut E,
     rows: &StackedRows<'_>,
     wanted: Range<usize>,
-    (layout, scales_per_row): (&Fp8Layout, usize),
+    Fp8RowForm { layout, scales_per_row }: Fp8RowForm<'_>,
     out: &mut Tensor<E::Memory, u8>,
 ) -> Result<Vec<f32>, EngineError> {
     let (columns, row_bytes, first) = (rows.columns(), layout.row_bytes(), wanted.start);
