@@ -58,7 +58,8 @@ extern "C" __global__ void __launch_bounds__(32)
 }
 
 // Fused `rotate` and `write_kv`: rotates queries in place and keys on their way into KV. Keys in qkv stay
-// unrotated: nothing reads them there. Rows without a slot stay as they are. Grid (rows, heads + kv_heads), one warp.
+// unrotated: nothing reads them there. Rows without a slot stay as they are. Grid (rows, heads + kv_heads), one
+// warp.
 extern "C" __global__ void __launch_bounds__(32)
     rotate_and_write_kv(float* qkv, const u32* positions, const float* angles, const u32* slots, bf16* kv, u32 heads,
                         u32 kv_heads, u32 head_dim, u32 layer, u32 layers) {
