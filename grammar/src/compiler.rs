@@ -52,6 +52,12 @@ impl Compiler {
         Ok(Self { factory, num_tokens: vocabulary.num_tokens() })
     }
 
+    /// The limits of grammars that are compiled later.
+    #[cfg(test)]
+    pub(crate) fn limits_mut(&mut self) -> &mut ParserLimits {
+        self.factory.limits_mut()
+    }
+
     /// Compiles a grammar. Needs a thread with [`STACK_BYTES`] of stack.
     pub fn compile(&self, grammar: &Grammar) -> Result<Matcher, GrammarError> {
         grammar.check_size()?;
@@ -60,6 +66,7 @@ impl Compiler {
         let (env, limits) = (Some(self.factory.tok_env().clone()), self.factory.limits().clone());
         let parsed = || GrammarInit::Serialized(parsed).to_internal(env, limits);
         let (rules, lexer) = catch_unwind(AssertUnwindSafe(parsed)).map_err(chain_refused)?;
+        check_lexemes(&lexer)?;
         catch_unwind(AssertUnwindSafe(|| Ok(self.check_lexer(&lexer)))).map_err(chain_refused)??;
         let internal = GrammarInit::Internal(rules, lexer);
         let parser = self.factory.create_parser_from_init_default(internal).map_err(chain_refused)?;
@@ -140,6 +147,20 @@ fn refused(error: impl std::fmt::Display) -> GrammarError {
     GrammarError::Compile(one_line(&error.to_string()))
 }
 
+/// Refuses what is no property of the text, and what the parser cannot roll back: it would read the whole
+/// output again after each rejected draft.
+fn check_lexemes(lexer: &LexerSpec) -> Result<(), GrammarError> {
+    if lexer.special_token_rx.is_some() {
+        let reason = "tokens (<..>) are not supported: a grammar describes text";
+        return Err(GrammarError::Compile(reason.to_owned()));
+    }
+    lexer.check_rollback().map_err(|_needs_replay| {
+        GrammarError::Compile(
+            "max_tokens and stop of rules are not supported: use suffix or a regex".to_owned(),
+        )
+    })
+}
+
 /// With all causes of an error.
 fn chain_refused(error: impl std::fmt::Display) -> GrammarError {
     refused(format!("{error:#}"))
@@ -149,7 +170,7 @@ fn chain_refused(error: impl std::fmt::Display) -> GrammarError {
 pub(crate) fn one_line(message: &str) -> String {
     let (message, stack) = message.split_once("<backtrace>").unwrap_or((message, ""));
     if !stack.is_empty() {
-        tracing::warn!(message = message.trim(), stack, "the grammar parser panicked");
+        tracing::warn!(reason = message.trim(), stack, "the grammar parser panicked");
     }
     let message = message.replace("<non-verbose/>", "");
     let lines = message.split('\n').map(str::trim).filter(|line| !line.is_empty());

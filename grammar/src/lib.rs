@@ -48,7 +48,7 @@ pub enum GrammarError {
     #[error("the parser panicked on this grammar")]
     Panicked,
     /// The bytes of the tokenizer's tokens are not known.
-    #[error("tokenizer.json: {0}: grammars require a byte-level or byte-fallback tokenizer")]
+    #[error("grammars require the bytes of all tokens: {0}")]
     Tokenizer(String),
     /// The output so far does not match, or matching exceeds the limits.
     #[error("the grammar cannot continue after {position} output tokens: {reason}")]

@@ -52,25 +52,46 @@ impl Matcher {
     }
 
     /// Returns the mask after `output`, then one after each leading id of `drafted` as far as later rows can
-    /// be reached: the walk ends at an id that the grammar does not allow or that ends the sequence.
+    /// be reached: the walk ends at an id that the grammar does not allow or that ends the sequence. Behind a
+    /// stop token in `output`, where only drafts go on, every token is allowed.
     pub fn masks(
         &mut self,
         output: &[TokenId],
         drafted: &[TokenId],
         stop_token_ids: &[TokenId],
     ) -> Result<Vec<TokenMask>, GrammarError> {
-        self.rewind_and_consume(output)?;
-        let mut masks = vec![self.mask(stop_token_ids)?];
+        if stop_token_ids.iter().any(|id| output.contains(id)) {
+            let words = vec![u32::MAX; self.num_tokens.div_ceil(32)];
+            return Ok(vec![TokenMask::new(&words, self.num_tokens)]);
+        }
+        let mut ids = output.to_vec();
+        let mut masks = vec![self.mask_after(&ids, stop_token_ids)?];
         for &id in drafted {
-            let goes_on = masks.last().is_some_and(|mask| mask.allows(id)) && !stop_token_ids.contains(&id);
-            // An error after a drafted id is caused by the draft: the masks end there.
-            if !goes_on || self.consume(&[id]).is_err() {
+            if stop_token_ids.contains(&id) || !masks.last().is_some_and(|mask| mask.allows(id)) {
                 break;
             }
-            let Ok(mask) = self.mask(stop_token_ids) else { break };
+            ids.push(id);
+            // These ids fail without a draft as well. The masks end there; the row may not be reached.
+            let Ok(mask) = self.mask_after(&ids, stop_token_ids) else { break };
             masks.push(mask);
         }
         Ok(masks)
+    }
+
+    /// The mask after `ids`. The parser's limits include what it keeps of other ids that it has read, such as
+    /// lexer states. After an error it therefore reads these ids again from the start.
+    fn mask_after(&mut self, ids: &[TokenId], stop_token_ids: &[TokenId]) -> Result<TokenMask, GrammarError> {
+        self.try_mask_after(ids, stop_token_ids).or_else(|_| self.try_mask_after(ids, stop_token_ids))
+    }
+
+    /// As [`Self::mask_after`], once. Every error resets the parser.
+    fn try_mask_after(
+        &mut self,
+        ids: &[TokenId],
+        stop_token_ids: &[TokenId],
+    ) -> Result<TokenMask, GrammarError> {
+        self.rewind_and_consume(ids)?;
+        self.mask(stop_token_ids)
     }
 
     /// Checks that the grammar allows an output, as far as its first choice.
@@ -97,8 +118,14 @@ impl Matcher {
     /// Moves the parser to `output`.
     fn rewind_and_consume(&mut self, output: &[TokenId]) -> Result<(), GrammarError> {
         let shared = self.consumed.iter().zip(output).take_while(|(read, id)| read == id).count();
-        if self.parser.rollback(self.consumed.len() - shared).is_ok() {
+        let num_dropped = self.consumed.len() - shared;
+        if self.parser.rollback(num_dropped).is_ok() {
             self.consumed.truncate(shared);
+            if num_dropped > 0 {
+                // The parser knows its last mask by the lexer's state and the row's index. After a rollback
+                // another row may have the same index.
+                self.parser.invalidate_bias_cache();
+            }
         } else {
             self.reset();
         }

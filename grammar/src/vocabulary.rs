@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use llguidance::token_bytes_from_tokenizer_json;
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
-
-use crate::GrammarError;
 
 /// The tokenizer data that the parser needs. Clones share one table.
 #[derive(Clone)]
@@ -21,29 +18,23 @@ impl std::fmt::Debug for Vocabulary {
 }
 
 impl Vocabulary {
-    /// Reads a Hugging Face tokenizer.json.
-    pub fn from_tokenizer_json(tokenizer_json: &str) -> Result<Self, GrammarError> {
-        let tokenizer = serde_json::from_str(tokenizer_json)
-            .map_err(|error| GrammarError::Tokenizer(error.to_string()))?;
-        let words = token_bytes_from_tokenizer_json(&tokenizer)
-            .map_err(|error| GrammarError::Tokenizer(error.to_string()))?;
-        Ok(Self::new(words))
-    }
-
-    /// One token per byte: enough to check a grammar without a model.
-    pub(crate) fn of_bytes() -> Self {
-        Self::new((0..=u8::MAX).map(|byte| vec![byte]).collect())
-    }
-
+    /// The tokens with these bytes, by id. Those of a special token begin with 0xFF, those of an unused id are
+    /// empty.
+    ///
     /// The parser gets one extra token that stands for the end of the text, so that the spec alone determines
     /// which ids end a sequence. Every token is allowed by its bytes: a text has many tokenizations and the
     /// model chooses one. Forcing one of them would depend on how the text was cut.
-    fn new(mut words: Vec<Vec<u8>>) -> Self {
+    pub fn from_words(mut words: Vec<Vec<u8>>) -> Self {
         let num_tokens = words.len();
         words.push([&[TokTrie::SPECIAL_TOKEN_MARKER], b"<end>".as_slice()].concat());
         let info = TokRxInfo::new(words.len() as u32, num_tokens as u32);
         let env = Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words)));
         Self { env, num_tokens }
+    }
+
+    /// One token per byte: enough to check a grammar without a model.
+    pub(crate) fn of_bytes() -> Self {
+        Self::from_words((0..=u8::MAX).map(|byte| vec![byte]).collect())
     }
 
     /// Number of token ids.

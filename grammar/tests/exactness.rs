@@ -9,13 +9,17 @@ use speculation::acceptance::{RawRows, guess, verify};
 use speculation::logits::TokenCounts;
 use speculation::noise::{Noise, Purpose};
 use speculation::{AcceptanceMode, Draft, FinishReason, SamplingParams, SequenceSpec, TokenId};
+use text::{ModelText, asset};
 
 const STOP: TokenId = 0;
 const MAX_LEN: u32 = 160;
 
 fn vocabulary() -> Vocabulary {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/target/tokenizer.json");
-    Vocabulary::from_tokenizer_json(&std::fs::read_to_string(path).unwrap()).unwrap()
+    let tokenizer =
+        std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/target/tokenizer.json")).unwrap();
+    let text =
+        ModelText::from_assets(|name| (name == asset::TOKENIZER).then_some(tokenizer.as_slice())).unwrap();
+    Vocabulary::from_words(text.vocabulary().marked().unwrap())
 }
 
 /// A row that depends on the last three ids, as a model's would on all of them. The draft's row is the

@@ -26,8 +26,10 @@ use super::{ModelTextError, TextError};
 
 /// Maximum instructions per rendering; a conversation of a thousand messages takes some hundred thousand.
 const FUEL: u64 = 20_000_000;
-/// Maximum recursion depth of macros.
-const RECURSION_MAX: usize = 64;
+/// Maximum recursion depth: a macro counts four and each frame in it one, so some 60 macros may nest.
+const RECURSION_MAX: usize = 500;
+/// Stack of a thread that renders conversations, in bytes: enough for [`RECURSION_MAX`].
+pub const STACK_BYTES: usize = 8 << 20;
 /// Maximum size of rendered text, in bytes. A request's body is at most 2 MiB.
 const RENDERED_BYTES_MAX: usize = 8 << 20;
 

@@ -9,11 +9,13 @@ mod arguments;
 mod bytes_bound;
 mod chat_template;
 mod escaper;
+mod tokenizer;
 mod tokenizer_config;
 pub mod translation;
 mod vocabulary;
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use aho_corasick::AhoCorasick;
 use escaper::SpecialTokenEscaper;
@@ -26,7 +28,7 @@ pub use arguments::{fields_of_json_arguments, parse_arguments};
 use bytes_bound::max_bytes_per_token;
 use chat_template::continuation;
 pub use chat_template::continuation::CONTINUE_FINAL_MESSAGE;
-pub use chat_template::{ADD_GENERATION_PROMPT, ChatTemplate, ConversationMessage};
+pub use chat_template::{ADD_GENERATION_PROMPT, ChatTemplate, ConversationMessage, STACK_BYTES};
 use tokenizer_config::TokenizerConfig;
 pub use vocabulary::Vocabulary;
 
@@ -134,10 +136,7 @@ impl ModelText {
         let tokenizer_json = fetch(asset::TOKENIZER).ok_or(ModelTextError::NoTokenizer)?;
         let config_json = fetch(asset::TOKENIZER_CONFIG);
         let tokenizer_json = with_added_tokens(tokenizer_json, config_json)?;
-        let mut tokenizer = Tokenizer::from_bytes(&tokenizer_json).map_err(ModelTextError::tokenizer)?;
-        // A checkpoint may contain the truncation or padding of its training; a server must not change a
-        // prompt's length.
-        tokenizer.with_truncation(None).map_err(ModelTextError::tokenizer)?.with_padding(None);
+        let tokenizer = tokenizer::load(&tokenizer_json)?;
         let config = TokenizerConfig::parse(config_json)?;
         let (chat_template, tool_template) = config.templates(&fetch)?;
         let vocabulary = Vocabulary::of(&tokenizer)?;
@@ -166,8 +165,9 @@ impl ModelText {
         if ids.iter().all(|&id| self.vocabulary.bytes(id).is_empty()) {
             return String::new();
         }
-        // If a decoder fails on some tokens, the text is empty; the ids still exist.
-        self.tokenizer.decode(ids, false).unwrap_or_default()
+        // If a decoder fails or panics on some tokens, the text is empty; the ids still exist.
+        let decode = AssertUnwindSafe(|| self.tokenizer.decode(ids, false));
+        catch_unwind(decode).ok().and_then(Result::ok).unwrap_or_default()
     }
 
     /// Maximum bytes of text per token, if known.

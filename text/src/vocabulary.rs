@@ -94,6 +94,14 @@ impl Vocabulary {
         if self.special.get(id as usize).copied().unwrap_or(true) { &[] } else { self.bytes(id) }
     }
 
+    /// The bytes of all tokens for a grammar, which describes text: those of special tokens follow a 0xFF,
+    /// which does not occur in text. `None` if a text is not the concatenated bytes of its tokens.
+    pub fn marked(&self) -> Option<Vec<Vec<u8>>> {
+        let mark = |id| if self.is_special(id) { [0xff].as_slice() } else { &[] };
+        self.is_bytes
+            .then(|| (0..self.len() as TokenId).map(|id| [mark(id), self.bytes(id)].concat()).collect())
+    }
+
     /// The token as one string, for token lists: its text, or `bytes:\xe2\x82` if it is not whole characters.
     pub fn spell(&self, id: TokenId) -> String {
         let bytes = self.bytes(id);

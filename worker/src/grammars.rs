@@ -15,6 +15,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel}
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use grammar::{GrammarError, Matcher, STACK_BYTES};
 use speculation::logits::{DrawError, TokenMask};
 use speculation::{SequenceSpec, TokenId};
@@ -79,7 +80,7 @@ struct MaskResult {
 
 impl Grammars {
     /// Starts the threads for a tokenizer.json, which is parsed when the first grammar arrives.
-    pub fn start(tokenizer_json: String) -> io::Result<Self> {
+    pub fn start(tokenizer_json: Bytes) -> io::Result<Self> {
         Self::with_compiles(CompileThread::start(compile::for_tokenizer(tokenizer_json))?)
     }
 
@@ -305,7 +306,7 @@ mod tests {
 
     #[test]
     fn a_grammar_that_nests_too_deeply_fails_and_the_next_one_compiles() {
-        let grammars = Grammars::start(tokenizer_json()).unwrap();
+        let grammars = Grammars::start(tokenizer_json().into()).unwrap();
         let rules: String = (0..5_000).map(|i| format!("r{i}: r{0} r{0} | \"a\"\n", i + 1)).collect();
         let text = format!("start: r0\n{rules}r5000: \"b\"");
         let deep = Grammar { kind: GrammarKind::Lark, text };

@@ -19,6 +19,7 @@ use service::shutdown::Lifetime;
 use service::tls::PresentedCertificates;
 use speculation::Role;
 use speculation::fingerprint::TokenList;
+use text::asset;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tonic::service::Routes;
@@ -99,8 +100,7 @@ pub fn load<D: RoleLogic>(
 /// Loads the ranks of another node, and returns the cores that its compute threads are to be pinned to.
 pub fn load_follower(config: &WorkerConfig, nodes: Nodes) -> anyhow::Result<(Follower, Option<Vec<usize>>)> {
     use_isa(config)?;
-    let (options, gpus) = load_options(config)?;
-    let loaded = Follower::load(&options, config.ballast, gpus.as_ref(), nodes);
+    let loaded = Follower::load(&load_options(config)?, nodes);
     let follower = loaded.with_context(|| format!("--device {}", config.device))?;
     let cores = if config.pin { Some(cores_for(follower.num_threads())?) } else { None };
     Ok((follower, cores))
@@ -122,7 +122,7 @@ pub fn load_model(config: &WorkerConfig, role: Role, nodes: Option<Nodes>) -> an
         eos_token_ids: info.eos_token_ids,
         kv_blocks: info.kv_blocks,
         kv_block_size: info.kv_block_size,
-        max_tree_tokens: max_tree_tokens(&engine, role),
+        max_tree_tokens: max_tree_tokens(role),
         task_types: Vec::new(),
         is_shadow: false,
         ballast_parameters: info.ballast_parameters,
@@ -136,8 +136,8 @@ pub fn load_model(config: &WorkerConfig, role: Role, nodes: Option<Nodes>) -> an
 
 /// Starts computing grammar masks for the tokenizer of these assets.
 pub fn grammars(assets: &Assets) -> anyhow::Result<Grammars> {
-    let tokenizer = assets.get("tokenizer.json").context("a model's assets hold its tokenizer.json")?;
-    Ok(Grammars::start(String::from_utf8(tokenizer.into())?)?)
+    let tokenizer = assets.get(asset::TOKENIZER).context("a model's assets hold its tokenizer.json")?;
+    Ok(Grammars::start(tokenizer)?)
 }
 
 /// The cores that this number of compute threads may use; `None` if the system does not tell.
@@ -167,16 +167,8 @@ fn use_isa(config: &WorkerConfig) -> anyhow::Result<()> {
     Ok(config.isa.as_deref().map_or(Ok(()), engine::use_instruction_set)?)
 }
 
-/// What the engine is loaded with; GPUs if it is not loaded onto the CPU.
-fn load_options(config: &WorkerConfig) -> anyhow::Result<(LoadOptions, Option<GpuOptions>)> {
-    let options = LoadOptions {
-        model_dir: config.model.clone().context("no model was given: pass --model DIR")?,
-        weights: config.weights,
-        threads: config.threads,
-        tensor_parallel: config.tensor_parallel,
-        kv_memory_bytes: config.kv_memory.bytes().map_err(|reason| anyhow::anyhow!("kv_memory: {reason}"))?,
-        max_model_len: config.max_model_len,
-    };
+/// What the engine is loaded with.
+fn load_options(config: &WorkerConfig) -> anyhow::Result<LoadOptions> {
     let gpus = match &config.device {
         ComputeDevice::Cpu => None,
         ComputeDevice::Cuda(ordinals) => Some(GpuOptions {
@@ -189,14 +181,23 @@ fn load_options(config: &WorkerConfig) -> anyhow::Result<(LoadOptions, Option<Gp
             kernels: config.cuda_kernels.clone(),
         }),
     };
-    Ok((options, gpus))
+    Ok(LoadOptions {
+        model_dir: config.model.clone().context("no model was given: pass --model DIR")?,
+        weights: config.weights,
+        threads: config.threads,
+        tensor_parallel: config.tensor_parallel,
+        kv_memory_bytes: config.kv_memory.bytes().map_err(|reason| anyhow::anyhow!("kv_memory: {reason}"))?,
+        max_model_len: config.max_model_len,
+        ballast: config.ballast,
+        gpus,
+    })
 }
 
 fn load_engine(config: &WorkerConfig, role: Role, nodes: Option<Nodes>) -> anyhow::Result<(Engine, Assets)> {
     use_isa(config)?;
-    let (options, gpus) = load_options(config)?;
-    let model_dir = options.model_dir.clone();
-    let assets = Assets::load(&model_dir)?;
+    let options = load_options(config)?;
+    let model_dir = &options.model_dir;
+    let assets = Assets::load(model_dir)?;
     if role == Role::Target {
         // Routers fetch the text files from targets. A target with unusable ones would never be served,
         // without an error here.
@@ -207,10 +208,10 @@ fn load_engine(config: &WorkerConfig, role: Role, nodes: Option<Nodes>) -> anyho
     let tokenizer = model_dir.join("tokenizer.json");
     let began = std::time::Instant::now();
     let engine = match nodes {
-        None => Engine::load_with_ballast(&options, config.ballast, gpus.as_ref()),
-        Some(nodes) => Engine::load_on_nodes(&options, config.ballast, gpus.as_ref(), nodes),
+        None => Engine::load(&options),
+        Some(nodes) => Engine::load_on_nodes(&options, nodes),
     };
-    let engine = match gpus {
+    let engine = match options.gpus {
         None => engine?,
         Some(_) => engine.with_context(|| format!("--device {}", config.device))?,
     };
@@ -259,6 +260,7 @@ pub async fn start<M: StepExecutor>(
     health: &Health,
 ) -> anyhow::Result<Addresses> {
     let metrics = Metrics::of_process();
+    health.register(&metrics);
     let worker_metrics = WorkerMetrics::new(&metrics);
     let connections = Connections::new(config.listener, &metrics);
     PresentedCertificates {

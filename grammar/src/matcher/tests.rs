@@ -1,14 +1,20 @@
 //! Tests of the matcher against a naive twin, with the bundled tokenizer, and of invalid grammars.
 
+use std::iter;
+
 use serde_json::{Value, json};
+use text::{ModelText, asset};
 
 use super::*;
 use crate::{Compiler, Grammar, GrammarKind, Vocabulary, check};
 
 /// The bundled pair's vocabulary; its EOS is id 0.
 fn vocabulary() -> Vocabulary {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/target/tokenizer.json");
-    Vocabulary::from_tokenizer_json(&std::fs::read_to_string(path).unwrap()).unwrap()
+    let tokenizer =
+        std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/target/tokenizer.json")).unwrap();
+    let text =
+        ModelText::from_assets(|name| (name == asset::TOKENIZER).then_some(tokenizer.as_slice())).unwrap();
+    Vocabulary::from_words(text.vocabulary().marked().unwrap())
 }
 
 const STOP: [TokenId; 1] = [0];
@@ -63,7 +69,14 @@ fn grammars() -> Vec<Grammar> {
         Grammar { kind: GrammarKind::Regex, text: r"\d{3}-\d{4}|(foo|bar)+".to_owned() },
         Grammar::choice(&["yes", "no", "may be (perhaps) [x] \"q\" \\ / ☃"]),
         Grammar { kind: GrammarKind::Lark, text: "start: item+\nitem: \"<\" /[a-z]{1,4}/ \">\"".to_owned() },
+        same_quote_in_two_rules(),
     ]
+}
+
+/// Behind `a` and behind `b` the lexer is in one state, but the parser is not: other ids may follow.
+fn same_quote_in_two_rules() -> Grammar {
+    let text = "start: \"a\" Q \")\" | \"b\" Q \",\"\nQ: \"\\\"\"".to_owned();
+    Grammar { kind: GrammarKind::Lark, text }
 }
 
 #[test]
@@ -131,6 +144,62 @@ fn a_mask_depends_on_the_ids_alone_however_the_matcher_got_there() {
     assert!(num_cut > 40, "{num_cut} of 240 drafts were cut");
 }
 
+/// The parser keeps its last mask, and returned it behind `b` for that behind `a`.
+#[test]
+fn a_rejected_draft_leaves_no_mask_behind() {
+    let vocabulary = vocabulary();
+    let [a, b, quote_paren, quote_comma] = [68, 69, 1197, 1375];
+    for (id, bytes) in [(a, "a"), (b, "b"), (quote_paren, "\")"), (quote_comma, "\",")] {
+        assert_eq!(vocabulary.bytes(id), bytes.as_bytes());
+    }
+    let compiled = Compiler::new(&vocabulary).unwrap().compile(&same_quote_in_two_rules()).unwrap();
+    let mut asked = compiled.fork();
+    let drafted = asked.masks(&[], &[a], &STOP).unwrap();
+    assert!(drafted[1].allows(quote_paren) && !drafted[1].allows(quote_comma));
+    let committed = asked.masks(&[b], &[], &STOP).unwrap();
+    assert_eq!(committed, compiled.fork().masks(&[b], &[], &STOP).unwrap());
+    assert!(committed[0].allows(quote_comma) && !committed[0].allows(quote_paren));
+}
+
+/// The naive twin's masks: each from a matcher of its own, as far as there is one.
+fn twin_masks(
+    compiled: &Matcher,
+    output: &[TokenId],
+    drafted: &[TokenId],
+) -> Result<Vec<TokenMask>, GrammarError> {
+    let mut rows = (0..=drafted.len())
+        .map(|i| Ok(compiled.fork().masks(&[output, &drafted[..i]].concat(), &[], &STOP)?.swap_remove(0)));
+    rows.next()
+        .expect("the range is not empty")
+        .map(|first| iter::once(first).chain(rows.map_while(Result::ok)).collect())
+}
+
+/// The parser's limit on lexer states includes those that drafts and earlier positions left behind.
+#[test]
+fn an_error_depends_on_the_ids_alone_however_the_matcher_got_there() {
+    let mut compiler = Compiler::new(&Vocabulary::of_bytes()).unwrap();
+    let mut dice = Dice(3);
+    let text: Vec<TokenId> = (0..60).map(|_| TokenId::from(b"ab"[dice.below(2)])).collect();
+    // The lexer's state holds the last nine letters, so other letters lead to other states.
+    let grammar = Grammar { kind: GrammarKind::Regex, text: "[ab]*a[ab]{8}".to_owned() };
+    let mut num_masks = [0; 6];
+    for max_lexer_states in (40..100).step_by(5) {
+        compiler.limits_mut().max_lexer_states = max_lexer_states;
+        let compiled = compiler.compile(&grammar).unwrap();
+        let mut asked = compiled.fork();
+        for at in 0..text.len() - 4 {
+            let (output, rest) = text.split_at(at);
+            let wrong = rest[..4].iter().map(|id| TokenId::from(b'a' + b'b') - id).collect();
+            for drafted in [wrong, rest[..4].to_vec()] {
+                let masks = asked.masks(output, &drafted, &STOP);
+                assert_eq!(masks, twin_masks(&compiled, output, &drafted), "{max_lexer_states} at {at}");
+                num_masks[masks.map_or(0, |masks| masks.len())] += 1;
+            }
+        }
+    }
+    assert!(num_masks.iter().all(|num| *num > 5), "{num_masks:?}");
+}
+
 #[test]
 fn only_stop_tokens_end_a_text_and_special_tokens_are_never_text() {
     let vocabulary = vocabulary();
@@ -142,6 +211,9 @@ fn only_stop_tokens_end_a_text_and_special_tokens_are_never_text() {
     assert!(first.iter().all(|&id| vocabulary.bytes(id) == b"a"), "{first:?}");
     let end = matcher.masks(&first[..1], &[], &[0, 3]).unwrap();
     assert_eq!(allowed(&end[0], vocabulary.num_tokens()), [0, 3]);
+    // A draft in rejection mode goes on behind the end.
+    let behind = matcher.masks(&[first[0], 3, 70], &[], &[0, 3]).unwrap();
+    assert_eq!(allowed(&behind[0], vocabulary.num_tokens() + 9).len(), vocabulary.num_tokens());
     // A text that does not match is an error; the matcher remains usable.
     assert!(matches!(matcher.masks(&[5], &[], &STOP), Err(GrammarError::Match { position: 0, .. })));
     assert_eq!(matcher.masks(&first[..1], &[], &[0, 3]).unwrap(), end);
@@ -158,12 +230,19 @@ fn what_does_not_compile_is_refused_with_a_reason() {
         (GrammarKind::Regex, "(", "unclosed"),
         (GrammarKind::Lark, "start: missing", "missing"),
         (GrammarKind::Lark, "", ""),
+        (GrammarKind::Lark, "start: <[*]> \"abc\"", "tokens (<..>)"),
+        (GrammarKind::Lark, "start: <[^1]>", "tokens (<..>)"),
+        (GrammarKind::Lark, "start: <[5]>", "tokens (<..>)"),
+        (GrammarKind::Lark, "start: \"a\" <end> \"b\"", "tokens (<..>)"),
+        (GrammarKind::Lark, "start: w\nw[max_tokens=4]: /[a-z]+/", "max_tokens"),
+        (GrammarKind::Lark, "start: w\nw[stop=\"x\"]: /[a-z]+/", "stop"),
     ] {
         let grammar = Grammar { kind, text: text.to_owned() };
         let error = check(&grammar).expect_err(text).to_string();
         assert!(error.contains(words) && !error.contains('\n'), "{text:?}: {error}");
     }
-    for grammar in grammars() {
+    let suffix = "start: w\nw[suffix=\"x\"]: /[a-z]+/".to_owned();
+    for grammar in grammars().into_iter().chain([Grammar { kind: GrammarKind::Lark, text: suffix }]) {
         check(&grammar).unwrap();
     }
 }

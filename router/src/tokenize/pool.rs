@@ -59,7 +59,8 @@ impl TokenizePool {
             for thread_idx in 0..num_threads {
                 let (jobs, woken) = (Arc::clone(&jobs), Arc::clone(&woken));
                 let guard = lifetime.thread(name);
-                let thread = thread::Builder::new().name(format!("{name}-{thread_idx}"));
+                let thread =
+                    thread::Builder::new().name(format!("{name}-{thread_idx}")).stack_size(text::STACK_BYTES);
                 thread.spawn(move || {
                     let _guard = guard;
                     while wait(&woken) {

@@ -119,7 +119,9 @@ impl Registry {
             connection.role.as_str()
         );
         let model = match connection.role {
-            Role::Target => Some(self.target_model(&connection.client, &connection.hello).await?),
+            Role::Target => {
+                Some(self.target_model(&connection.client, &endpoint.address, &connection.hello).await?)
+            }
             Role::Draft => None,
         };
         Ok(CheckedConnection { connection, model })
@@ -140,7 +142,8 @@ impl Registry {
         let (address, replaced, disconnect) =
             (&endpoint.address, CancellationToken::new(), CancellationToken::new());
         let info = worker_info(role, address, &hello, credits);
-        tracing::info!(role = role.as_str(), address, model = hello.model_id, "worker joined");
+        let (model_id, numerics_id) = (&*hello.model_id, &*hello.numerics_id);
+        tracing::info!(role = role.as_str(), address, model = model_id, numerics_id, "worker joined");
         let peer = Peer { info: info.clone(), hello, client, replaced: replaced.clone() };
         let others = self.register(key, &peer, model).await;
         let up = ConnectedWorker { key, info, outbox, disconnect: disconnect.clone() };
@@ -199,11 +202,12 @@ impl Registry {
     async fn target_model(
         &self,
         client: &WorkerClient<Channel>,
+        address: &str,
         hello: &v1::WorkerHello,
     ) -> anyhow::Result<TargetModel> {
         let known = self.state.lock().await.models.text(&asset_hashes(hello));
         if let Some(text) = known {
-            return Ok(TargetModel::new(hello, text));
+            return Ok(TargetModel::new(address, hello, text));
         }
         let assets = fetch_assets(client, &hello.assets).await?;
         let text = tokio::task::spawn_blocking(move || {
@@ -211,7 +215,7 @@ impl Registry {
         })
         .await?
         .context("the model's tokenizer or template cannot be used")?;
-        Ok(TargetModel::new(hello, Arc::new(text)))
+        Ok(TargetModel::new(address, hello, Arc::new(text)))
     }
 
     /// Returns the live connection to this process, or to this address in another role.
@@ -258,8 +262,8 @@ impl Registry {
                 pairing::PairingError::SamplingScheme { .. } => String::new(),
             };
             tracing::warn!(
-                draft = draft.info.address,
-                target = target.info.address,
+                draft_worker = draft.info.address,
+                target_worker = target.info.address,
                 "these workers cannot be paired: {fault}{detail}"
             );
         }

@@ -174,7 +174,7 @@ impl SequenceOutputs<'_> {
         let Work::Propose { num_draft_tokens, num_tree_tokens } = at.step.work else { return None };
         let (start, drafted) = (at.step.start(), &at.drafted.token_ids);
         let num_drafted = drafted.len() as u32;
-        let stopped = drafted.last().is_some_and(|id| ends_draft(&self.spec, *id));
+        let stopped = drafted.last().is_some_and(|id| ends_draft(self.spec, *id));
         if num_drafted < num_draft_tokens && !stopped && start + num_drafted < self.spec.max_len {
             return None;
         }

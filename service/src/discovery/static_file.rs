@@ -30,6 +30,8 @@ use crate::toml_file::{self, TomlFault};
 /// A membership read from a file.
 pub(super) struct StaticFile {
     members: watch::Receiver<Members>,
+    /// Whether the last edit is in use.
+    watched: watch::Receiver<bool>,
 }
 
 #[derive(Deserialize)]
@@ -55,9 +57,11 @@ impl StaticFile {
     ) -> Result<Self, DiscoveryError> {
         let (text, first) = read(&path)?;
         let (sender, members) = watch::channel(Members::new(first));
+        let (watched_sender, watched) = watch::channel(true);
         let file = PolledFile::new(path, &text, poll_every);
-        lifetime.spawn_essential("static-discovery", lifetime.until_cancelled(follow(file, sender)));
-        Ok(Self { members })
+        let following = follow(file, sender, watched_sender);
+        lifetime.spawn_essential("static-discovery", lifetime.until_cancelled(following));
+        Ok(Self { members, watched })
     }
 }
 
@@ -75,26 +79,31 @@ fn read(path: &Path) -> Result<(String, BTreeMap<String, Member>), DiscoveryErro
 }
 
 /// Publishes each edit; never returns.
-async fn follow(mut file: PolledFile, members: watch::Sender<Members>) {
+async fn follow(mut file: PolledFile, members: watch::Sender<Members>, watched: watch::Sender<bool>) {
     loop {
-        publish_next_edit(&mut file, &members).await;
+        let is_in_use = publish_next_edit(&mut file, &members).await;
+        watched.send_replace(is_in_use);
     }
 }
 
-/// Waits for an edit and publishes it; the previous list stays if it is broken.
-async fn publish_next_edit(file: &mut PolledFile, members: &watch::Sender<Members>) {
+/// Waits for an edit and publishes it; the previous list stays if it is broken. Returns whether the edit is
+/// in use.
+async fn publish_next_edit(file: &mut PolledFile, members: &watch::Sender<Members>) -> bool {
     let edited = file.next_edit().await;
     let path = file.path().display();
     match edited.as_deref().map(parse) {
         Ok(Ok(list)) => {
             tracing::info!(%path, workers = list.len(), "reloaded the list of workers");
             publish(members, list);
+            true
         }
-        Ok(Err(TomlFault { line, message })) => {
-            tracing::error!(%path, line, message, "invalid list of workers: the previous list stays in use");
+        Ok(Err(TomlFault { line, message: reason })) => {
+            tracing::error!(%path, line, reason, "invalid list of workers: the previous list stays in use");
+            false
         }
         Err(error) => {
             tracing::error!(%path, error, "cannot read the list of workers: the previous list stays in use");
+            false
         }
     }
 }
@@ -137,6 +146,10 @@ impl Discovery for StaticFile {
 
     async fn watch(&self) -> Result<watch::Receiver<Members>, DiscoveryError> {
         Ok(self.members.clone())
+    }
+
+    fn watched(&self) -> watch::Receiver<bool> {
+        self.watched.clone()
     }
 
     /// Only an operator removes an entry: a broken or missing file keeps the last list.
@@ -187,6 +200,8 @@ id = 'target-2'
         file: PolledFile,
         sender: watch::Sender<Members>,
         members: watch::Receiver<Members>,
+        /// Whether the last edit is in use.
+        is_in_use: bool,
         _directory: tempfile::TempDir,
     }
 
@@ -195,7 +210,7 @@ id = 'target-2'
             let (path, directory) = written(text);
             let (sender, members) = watch::channel(Members::new(parse(text).unwrap()));
             let file = PolledFile::new(path, text, POLL_IN_TESTS);
-            Self { file, sender, members, _directory: directory }
+            Self { file, sender, members, is_in_use: true, _directory: directory }
         }
 
         /// Edits or removes the list and waits until that was seen; returns the ids if they were published.
@@ -204,7 +219,7 @@ id = 'target-2'
                 Some(text) => replace(self.file.path(), text),
                 None => std::fs::remove_file(self.file.path()).unwrap(),
             }
-            publish_next_edit(&mut self.file, &self.sender).await;
+            self.is_in_use = publish_next_edit(&mut self.file, &self.sender).await;
             let is_published = self.members.has_changed().unwrap();
             self.members.mark_unchanged();
             is_published.then(|| ids(&self.members))
@@ -222,16 +237,23 @@ id = 'target-2'
         replace(&path, &GOOD.replace("target-2", "target-3"));
         members.changed().await.unwrap();
         assert_eq!(ids(&members), ["http://127.0.0.1:1", "target-3"]);
+        let mut watched = discovery.watched();
+        assert!(*watched.borrow());
+        replace(&path, "[[worker]\n");
+        watched.wait_for(|watched| !watched).await.unwrap();
     }
 
     #[tokio::test]
     async fn a_broken_or_missing_file_keeps_the_last_good_list() {
         let mut list = Edited::new(GOOD);
-        assert_eq!(list.edit(Some("[[worker]\n")).await, None);
-        assert_eq!(list.edit(None).await, None);
+        for broken in [Some("[[worker]\n"), None] {
+            assert_eq!(list.edit(broken).await, None);
+            assert!(!list.is_in_use, "{broken:?}");
+        }
         assert_eq!(ids(&list.members), ["http://127.0.0.1:1", "target-2"]);
         let after = list.edit(Some(&GOOD.replace("target-2", "after"))).await;
         assert_eq!(after.unwrap(), ["after", "http://127.0.0.1:1"]);
+        assert!(list.is_in_use);
     }
 
     #[tokio::test]

@@ -8,7 +8,9 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::CryptoProvider;
 use tokio_rustls::rustls::pki_types::ServerName;
-use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
+use tokio_rustls::rustls::server::{
+    ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier,
+};
 use tokio_rustls::rustls::sign::CertifiedKey;
 
 use super::client_names::ClientNames;
@@ -96,6 +98,7 @@ impl ServerTls {
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .expect("ring knows every version that is on by default");
+        let is_mutual = clients.is_some();
         let builder = match clients {
             None => builder.with_no_client_auth(),
             Some(clients) => builder.with_client_cert_verifier(Arc::new(clients.verifier(provider)?)),
@@ -106,6 +109,10 @@ impl ServerTls {
         let shown = Arc::new(CurrentCertificate(files));
         let mut config = builder.with_cert_resolver(shown.clone());
         config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).to_vec();
+        if is_mutual {
+            // The client of a resumed session presents no certificate, so that one that has expired would count.
+            config.session_storage = Arc::new(NoServerSessionStorage {});
+        }
         Ok(Self { config: Arc::new(config), shown })
     }
 

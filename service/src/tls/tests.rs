@@ -1,14 +1,21 @@
 //! Which files are refused, what a renewal changes, and which expiry metrics show.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
 use tempfile::TempDir;
-use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::HandshakeKind;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 
 use super::expiry::expires_at;
 use super::pem::{Pem, dated_key};
-use super::{ClientFiles, ClientTls, Clients, PresentedCertificates, ServerTls, ServerTlsFlags, grpc_client};
+use super::{
+    ClientFiles, ClientTls, Clients, PresentedCertificates, ServerTls, ServerTlsFlags, grpc_client,
+    https_client,
+};
 use crate::config::Faults;
 use crate::metrics::{Exposition, Metrics};
 use crate::reloaded_files::ReloadedFiles;
@@ -54,6 +61,26 @@ impl Files {
 
     pub(crate) fn server(&self) -> ServerTls {
         ServerTls::read(&self.path("cert.pem"), &self.path("key.pem"), None).unwrap()
+    }
+}
+
+/// The certificate of a resumed session may have expired.
+#[tokio::test]
+async fn clients_present_their_certificate_at_each_connection() {
+    let files = Files::new();
+    let [cert, key, ca] = ["cert.pem", "key.pem", "ca.pem"].map(|name| files.path(name));
+    let server = ServerTls::read(&cert, &key, Some(Clients { ca: &ca, names: &[] })).unwrap();
+    let client = TlsConnector::from(Arc::new(https_client(Some(&ca), Some((&cert, &key))).unwrap()));
+    for connection in 0..2 {
+        let (near, far) = tokio::io::duplex(1 << 16);
+        let name = ServerName::try_from("127.0.0.1").unwrap();
+        let (near, far) = tokio::join!(client.connect(name, near), server.acceptor().accept(far));
+        let (mut near, mut far) = (near.unwrap(), far.unwrap());
+        // Before this byte, the client reads the tickets with which it could resume the session.
+        far.write_all(b"a").await.unwrap();
+        far.flush().await.unwrap();
+        assert_eq!(near.read_u8().await.unwrap(), b'a');
+        assert_eq!(far.get_ref().1.handshake_kind(), Some(HandshakeKind::Full), "{connection}");
     }
 }
 

@@ -160,6 +160,28 @@ fn unsafe_code_stays_in_the_engine() -> anyhow::Result<()> {
     report(&findings)
 }
 
+/// A line of the log in JSON has keys of its own. A field with the name of one would be a second such key.
+#[test]
+fn no_field_of_the_log_has_the_name_of_a_key() -> anyhow::Result<()> {
+    let keys = ["message", "target", "level", "timestamp", "span", "spans"];
+    let mut findings = Vec::new();
+    for file in written_files()?.iter().filter(|file| file.is_rust()) {
+        for call in file.text.split("tracing::").skip(1) {
+            let Some((name, arguments)) = call.split_once("!(") else { continue };
+            if !["trace", "debug", "info", "warn", "error"].contains(&name) {
+                continue;
+            }
+            // Fields come before the message, which is quoted.
+            let fields = arguments.split('"').next().unwrap_or_default().split(',');
+            let names = fields.map(|field| field.split('=').next().unwrap_or_default().trim());
+            let names = names.map(|name| name.trim_start_matches(['%', '?']));
+            let at_fault = names.filter(|name| keys.contains(name));
+            findings.extend(at_fault.map(|name| format!("{}: a field is named `{name}`", file.path)));
+        }
+    }
+    report(&findings)
+}
+
 #[test]
 fn nothing_refers_to_paths_outside_the_repository() -> anyhow::Result<()> {
     let outside =

@@ -86,6 +86,30 @@ fn statements_give_what_jinja_gives() {
     }
 }
 
+/// Templates write a tool's schema with a macro that calls itself for each level.
+#[test]
+fn macros_may_nest_as_deeply_as_schemas() {
+    let source = "{% macro type(schema) %}{% if schema.items %}{% for item in [schema.items] %}[{{ type(item) }}]\
+                  {% endfor %}{% else %}{{ schema.type }}{% endif %}{% endmacro %}{{ type(schema) }}";
+    let levels = 30;
+    let schema = (0..levels).fold(json!({ "type": "integer" }), |inner, _| json!({ "items": inner }));
+    let variables = Map::from_iter([("schema".to_owned(), schema)]);
+    let rendered = ChatTemplate::compile(source, "", "").unwrap().render(&[], &variables).unwrap();
+    assert_eq!(rendered, "[".repeat(levels) + "integer" + &"]".repeat(levels));
+}
+
+#[test]
+fn a_macro_that_never_ends_is_an_error() {
+    let nested = "{% if true %}{% for n in [1] %}{{ endless() | trim | upper }}{% endfor %}{% endif %}";
+    for body in ["{{ endless() }}", "{{ [endless()] | map('upper') | list }}", nested] {
+        let source = format!("{{% macro endless() %}}{body}{{% endmacro %}}{{{{ endless() }}}}");
+        let render = move || rendered(&source).unwrap_err().to_string();
+        let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(render).unwrap();
+        let error = thread.join().unwrap();
+        assert!(error.contains("recursion limit"), "{body}: {error}");
+    }
+}
+
 #[test]
 fn dates_are_written_as_in_python() {
     let time = jiff::civil::date(2025, 7, 1).at(17, 5, 9, 0).to_zoned(jiff::tz::TimeZone::UTC).unwrap();

@@ -6,7 +6,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 
+use bytes::Bytes;
 use grammar::{Compiler, Grammar, GrammarError, Matcher, STACK_BYTES, TimedCompiler, Vocabulary};
+use text::{ModelText, asset};
 
 /// A compiled grammar, or why there is none.
 pub(super) type Compiled = Result<Matcher, GrammarError>;
@@ -24,15 +26,24 @@ struct CompileJob {
 }
 
 /// Compiles for a tokenizer.json, which is parsed when the first grammar arrives.
-pub(super) fn for_tokenizer(tokenizer_json: String) -> impl Fn(&Grammar) -> Compiled + Send + 'static {
+pub(super) fn for_tokenizer(tokenizer_json: Bytes) -> impl Fn(&Grammar) -> Compiled + Send + 'static {
     let compiler: OnceLock<Result<Compiler, GrammarError>> = OnceLock::new();
     let timed = TimedCompiler::new(move |grammar: &Grammar| {
-        let compiler = compiler.get_or_init(|| {
-            Vocabulary::from_tokenizer_json(&tokenizer_json).and_then(|vocabulary| Compiler::new(&vocabulary))
-        });
+        let compiler = compiler
+            .get_or_init(|| Compiler::new(&vocabulary(&tokenizer_json).map_err(GrammarError::Tokenizer)?));
         compiler.as_ref().map_err(GrammarError::clone)?.compile(grammar).map(Arc::new)
     });
     move |grammar: &Grammar| timed.compile(grammar).map(|matcher| matcher.fork())
+}
+
+/// The tokens with the bytes that they add to the text; the error is the reason.
+fn vocabulary(tokenizer_json: &[u8]) -> Result<Vocabulary, String> {
+    let text = ModelText::from_assets(|name| (name == asset::TOKENIZER).then_some(tokenizer_json))
+        .map_err(|error| error.to_string())?;
+    let words = text.vocabulary().marked();
+    let words =
+        words.ok_or("the decoder of tokenizer.json is neither byte-level nor of SentencePiece's form")?;
+    Ok(Vocabulary::from_words(words))
 }
 
 impl CompileThread {
@@ -74,7 +85,49 @@ fn compile_all(queue: &Receiver<CompileJob>, compile: impl Fn(&Grammar) -> Compi
 
 #[cfg(test)]
 mod tests {
+    use grammar::GrammarKind;
+    use serde_json::{Value, json};
+
     use super::*;
+
+    /// A tokenizer with the tokens `<unk>`, `a`, a line break, a space and, added, two spaces.
+    fn tokenizer_json(decoders: &Value) -> Bytes {
+        let tokenizer = json!({
+            "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "pre_tokenizer": null,
+            "post_processor": null,
+            "added_tokens": [{ "id": 4, "content": "\u{2581}\u{2581}", "special": false, "normalized": false,
+                "single_word": false, "lstrip": false, "rstrip": false }],
+            "decoder": { "type": "Sequence", "decoders": decoders },
+            "model": { "type": "BPE", "unk_token": "<unk>", "byte_fallback": true, "merges": [],
+                "vocab": { "<unk>": 0, "a": 1, "<0x0A>": 2, "\u{2581}": 3 } }
+        });
+        tokenizer.to_string().into()
+    }
+
+    #[test]
+    fn a_grammar_sees_the_bytes_that_tokens_add_to_the_text() {
+        let compile = for_tokenizer(tokenizer_json(&json!([
+            { "type": "Replace", "pattern": { "String": "\u{2581}" }, "content": " " },
+            { "type": "ByteFallback" }, { "type": "Fuse" }
+        ])));
+        for (regex, expected) in [(r"\S+", [0, 1]), (" {2}", [3, 4])] {
+            let mut matcher = compile(&Grammar { kind: GrammarKind::Regex, text: regex.to_owned() }).unwrap();
+            let masks = matcher.masks(&[], &[], &[2]).unwrap();
+            let allowed: Vec<_> = (0..5).filter(|&id| masks[0].allows(id)).collect();
+            assert_eq!(allowed, expected, "{regex}");
+        }
+    }
+
+    #[test]
+    fn tokenizers_without_bytes_of_tokens_are_refused_with_the_reason() {
+        let no_bytes = tokenizer_json(&json!([{ "type": "Fuse" }]));
+        for (tokenizer, words) in [(no_bytes, "decoder of tokenizer.json"), ("{".into(), "tokenizer.json: ")]
+        {
+            let error = for_tokenizer(tokenizer)(&Grammar::choice(&["a"])).unwrap_err().to_string();
+            assert!(error.starts_with("grammars require the bytes of all tokens: "), "{error}");
+            assert!(error.contains(words), "{error}");
+        }
+    }
 
     #[test]
     fn grammars_of_clients_that_left_are_not_compiled() {
