@@ -17,8 +17,9 @@ pub enum WeightFormat {
     /// bf16 weights, GEMM inputs rounded to bf16, bf16 KV.
     Bf16,
     /// Projections as eight-bit floats (E4M3) with a scale per output channel or per block of 128 x 128: as
-    /// stored in an FP8 checkpoint, quantized on loading, with a scale per channel, from other checkpoints. Sums
-    /// as in bf16, multiplied by the scale; bf16 KV. The input embedding table and the vocabulary projection are bf16.
+    /// stored in an FP8 checkpoint; quantized on loading, with a scale per channel, from other checkpoints. Sums
+    /// as in bf16, multiplied by the scale; bf16 KV. The input embedding table is bf16, and so is the vocabulary
+    /// projection unless it is stored as FP8.
     Fp8,
     /// Projections quantized to int8 per output channel, their inputs to int8; bf16 KV. The input embedding
     /// table stays as stored.

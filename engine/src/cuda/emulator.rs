@@ -37,6 +37,8 @@ pub(crate) struct Emulator {
     replays: Arc<AtomicU32>,
     check: Check,
     multiplies_panels: bool,
+    /// Whether passes are padded with graphs.
+    pads_passes: bool,
     /// The compute capability whose tensor cores it has, times ten.
     capability: u32,
 }
@@ -80,7 +82,7 @@ impl Emulator {
         let (allocations, launches, replays) = Default::default();
         let failing_allocation = Arc::new(AtomicU32::new(u32::MAX));
         let (launches_left, recorder) = (None, None);
-        let (multiplies_panels, capability) = (true, 90);
+        let (multiplies_panels, pads_passes, capability) = (true, true, 90);
         Self {
             library,
             launches_left,
@@ -91,6 +93,7 @@ impl Emulator {
             replays,
             check,
             multiplies_panels,
+            pads_passes,
             capability,
         }
     }
@@ -98,6 +101,11 @@ impl Emulator {
     /// Without the kernels of panels, as on compute capability 8.
     pub(crate) fn without_panels(self) -> Self {
         Self { multiplies_panels: false, ..self }
+    }
+
+    /// Graphs without padded passes.
+    pub(crate) fn without_padding(self) -> Self {
+        Self { pads_passes: false, ..self }
     }
 
     /// With the tensor cores of another compute capability (times ten) than 9.0. It still multiplies panels.
@@ -317,7 +325,7 @@ impl Executor for Emulator {
     }
 
     fn pads_passes(&self) -> bool {
-        self.recorder.is_some()
+        self.pads_passes && self.recorder.is_some()
     }
 
     unsafe fn launch(

@@ -85,16 +85,26 @@ fn run(emulator: Emulator) -> Run {
     for _ in 0..5 {
         run.forward(engine, &[rows(long, &[3, 4, 5], 3), rows(a, &[6, 7], 2)]);
     }
+    // Seven and eight rows in turns.
+    for i in 0..6 {
+        run.forward(engine, &[rows(long, &[3, 4, 5], 3), rows(a, &ids[..4 + i % 2], 4 + i % 2)]);
+    }
     run
 }
 
 #[test]
 fn padded_passes_give_the_bits_of_others() {
-    let mut emulator = Emulator::with_race_check();
-    let replays = emulator.enable_graphs();
-    let padded = run(emulator);
+    let replayed = |mut emulator: Emulator| {
+        let replays = emulator.enable_graphs();
+        (run(emulator), replays.load(Ordering::Relaxed))
+    };
+    let (padded, with_padding) = replayed(Emulator::with_race_check());
+    let (repeated, without_padding) = replayed(Emulator::build().without_padding());
     let expected = run(Emulator::build());
     assert_eq!(padded.logits.len(), expected.logits.len());
-    assert!(padded == expected, "the results differ");
-    assert!(replays.load(Ordering::Relaxed) > 0);
+    assert!(padded == expected && repeated == expected, "the results differ");
+    assert!(
+        with_padding > without_padding,
+        "{with_padding} and {without_padding} replays: nothing was padded"
+    );
 }
