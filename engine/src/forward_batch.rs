@@ -269,16 +269,14 @@ mod tests {
         assert_eq!(passes[1].logit_rows, [0]);
     }
 
+    /// Rows of a sequence without a tree.
+    fn sequence(token_ids: &[TokenId], start: u32, num_logits: usize) -> ReservedRows<'_> {
+        ReservedRows { token_ids, start, block_table: &[7, 3], num_logits, tree: TreePart::default() }
+    }
+
     #[test]
     fn rows_with_logits_keep_their_positions() {
         let parents = [0, 1, 1];
-        let sequence = |token_ids, start, num_logits| ReservedRows {
-            token_ids,
-            start,
-            block_table: &[7, 3],
-            num_logits,
-            tree: TreePart::default(),
-        };
         let tree = ReservedRows {
             tree: TreePart { num_stored: 0, parents: &parents },
             ..sequence(&[30, 31, 32, 33], 4, 2)
@@ -304,13 +302,6 @@ mod tests {
 
     #[test]
     fn padding_follows_the_rows_of_sequences() {
-        let sequence = |token_ids, start, num_logits| ReservedRows {
-            token_ids,
-            start,
-            block_table: &[7, 3],
-            num_logits,
-            tree: TreePart::default(),
-        };
         let pass = |num_logits| {
             let sequences = [sequence(&[10, 11, 12], 15, num_logits), sequence(&[20, 21], 3, 2)];
             ForwardBatch::passes(&sequences, rows(16)).remove(0)

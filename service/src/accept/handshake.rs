@@ -27,7 +27,7 @@ const PEERS_MAX: usize = 256;
 struct LoggedPeers(Arc<Mutex<HashMap<IpAddr, Instant>>>);
 
 impl LoggedPeers {
-    /// Whether a failed handshake of this address is to be logged.
+    /// Returns whether to log a failed handshake of this address.
     fn admits(&self, address: IpAddr, now: Instant) -> bool {
         let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         logged.retain(|_, at| now.saturating_duration_since(*at) < LOGGED_EVERY);

@@ -13,14 +13,12 @@ template <int TILES, int HALVES>
 __device__ __forceinline__ void sum_widened(float (&sums)[8][TILES][WARP][4], const bf16* x, const unsigned char* weights,
                                             const u32* borders, Sizes sizes, Cut cut) {
   constexpr int DEPTH = HALVES == 2 || TILES > 1 ? 2 : 4;
-  constexpr int STEPS = DEPTH * STEPS_OF_BLOCK;
   const u32 g = threadIdx.x % WARP / 4;
   const u32 lane = threadIdx.x % 4;
   const u32 part = threadIdx.x / WARP;
   const u32 first_column = (blockIdx.y * cut.groups() + (part >> cut.log_slices)) * cut.channels;
   const u32 first_row = blockIdx.x * 8 * TILES;
   const u32 row_bytes = borders[2 * BORDERS - 1];
-  const uint4 zeros = make_uint4(0, 0, 0, 0);
   // Lanes past the last column or row load the last one again and store nothing.
   const u32 last = min(cut.channels, sizes.n - min(first_column, sizes.n - 1)) - 1;
   const unsigned char* base = weights + (u64)min(first_column, sizes.n - 1) * row_bytes;
@@ -37,42 +35,10 @@ __device__ __forceinline__ void sum_widened(float (&sums)[8][TILES][WARP][4], co
   u32 at = borders[slice];
   base += borders[BORDERS + slice];
   for (; at + BLOCK * DEPTH <= end; at += BLOCK * DEPTH, base += BLOCK * DEPTH) {
-    const bf16* x_at = x_base + at;
-    uint4 w_low[DEPTH], w_high[DEPTH], rows[STEPS][TILES];
-#pragma unroll
-    for (int block = 0; block < DEPTH; ++block) {
-      w_low[block] = load_16(base + low + BLOCK * block);
-      w_high[block] = HALVES == 2 ? load_16(base + high + BLOCK * block) : zeros;
-    }
-#pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-#pragma unroll
-      for (int tile = 0; tile < TILES; ++tile) rows[step][tile] = load_16(x_at + in[tile] + STEP * step);
-    }
-#pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      const uint4 l = w_low[step / 2], h = w_high[step / 2];
-      const uint4 of_low = step % 2 ? widen(l.z, l.w) : widen(l.x, l.y);
-      const uint4 of_high = HALVES == 1 ? zeros : step % 2 ? widen(h.z, h.w) : widen(h.x, h.y);
-#pragma unroll
-      for (int tile = 0; tile < TILES; ++tile) multiply(acc[tile], of_low, of_high, rows[step][tile]);
-    }
+    add_blocks<TILES, HALVES, DEPTH>(acc, base, low, high, x_base + at, in);
   }
   for (; at < end; at += BLOCK, base += BLOCK) {
-    const uint4 l = load_16(base + low);
-    const uint4 h = HALVES == 2 ? load_16(base + high) : zeros;
-#pragma unroll
-    for (int step = 0; step < STEPS_OF_BLOCK; ++step) {
-      const uint4 of_low = step ? widen(l.z, l.w) : widen(l.x, l.y);
-      const uint4 of_high = HALVES == 1 ? zeros : step ? widen(h.z, h.w) : widen(h.x, h.y);
-      // A lane's 16 bytes are either all inside the slice or all outside.
-      const u32 here = at + STEP * step;
-      const bool inside = here + offset < end;
-#pragma unroll
-      for (int tile = 0; tile < TILES; ++tile) {
-        multiply(acc[tile], of_low, of_high, inside ? load_16(x_base + in[tile] + here) : zeros);
-      }
-    }
+    add_short_block<TILES, HALVES>(acc, base, low, high, x_base + at, in, offset, end - at);
   }
 #pragma unroll
   for (int tile = 0; tile < TILES; ++tile) {

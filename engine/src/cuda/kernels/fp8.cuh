@@ -14,6 +14,55 @@ constexpr u32 STEPS_OF_BLOCK = 2;
 constexpr u32 STEP = BLOCK / STEPS_OF_BLOCK;
 constexpr u32 BORDERS = 9;
 
+// Adds the products of COUNT whole blocks of a slice or chain, all loads first. `low`, `high` and `in` are a lane's
+// offsets from `weights` and `x`.
+template <int TILES, int HALVES, int COUNT>
+__device__ __forceinline__ void add_blocks(float (&acc)[TILES][4], const unsigned char* weights, u32 low, u32 high, const bf16* x,
+                                           const u32 (&in)[TILES]) {
+  constexpr int STEPS = COUNT * STEPS_OF_BLOCK;
+  const uint4 zeros = make_uint4(0, 0, 0, 0);
+  uint4 w_low[COUNT], w_high[COUNT], rows[STEPS][TILES];
+#pragma unroll
+  for (int block = 0; block < COUNT; ++block) {
+    w_low[block] = load_16(weights + low + BLOCK * block);
+    w_high[block] = HALVES == 2 ? load_16(weights + high + BLOCK * block) : zeros;
+  }
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) rows[step][tile] = load_16(x + in[tile] + STEP * step);
+  }
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+    const uint4 l = w_low[step / 2], h = w_high[step / 2];
+    const uint4 of_low = step % 2 ? widen(l.z, l.w) : widen(l.x, l.y);
+    const uint4 of_high = HALVES == 1 ? zeros : step % 2 ? widen(h.z, h.w) : widen(h.x, h.y);
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) multiply(acc[tile], of_low, of_high, rows[step][tile]);
+  }
+}
+
+// Adds the products of a block of which only `left` weights belong to the slice or chain. `offset` is the lane's first
+// weight of a step.
+template <int TILES, int HALVES>
+__device__ __forceinline__ void add_short_block(float (&acc)[TILES][4], const unsigned char* weights, u32 low, u32 high,
+                                                const bf16* x, const u32 (&in)[TILES], u32 offset, u32 left) {
+  const uint4 zeros = make_uint4(0, 0, 0, 0);
+  const uint4 l = load_16(weights + low);
+  const uint4 h = HALVES == 2 ? load_16(weights + high) : zeros;
+#pragma unroll
+  for (int step = 0; step < STEPS_OF_BLOCK; ++step) {
+    const uint4 of_low = step ? widen(l.z, l.w) : widen(l.x, l.y);
+    const uint4 of_high = HALVES == 1 ? zeros : step ? widen(h.z, h.w) : widen(h.x, h.y);
+    // A lane's 16 bytes are either all inside or all outside.
+    const bool inside = STEP * step + offset < left;
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) {
+      multiply(acc[tile], of_low, of_high, inside ? load_16(x + in[tile] + STEP * step) : zeros);
+    }
+  }
+}
+
 // Stages of a block in shared memory (see UniformOperands in tiled.cuh): 64 bytes of each channel and two steps of
 // rows.
 template <int NT>

@@ -15,53 +15,6 @@ struct Chains {
   __device__ __forceinline__ u32 row_bytes() const { return bytes[first[BORDERS - 1]]; }
 };
 
-// Adds the products of COUNT blocks that lie inside a chain, all loads first.
-template <int TILES, int HALVES, int COUNT>
-__device__ __forceinline__ void add_blocks(float (&acc)[TILES][4], const unsigned char* weights, u32 low, u32 high, const bf16* x,
-                                           const u32 (&in)[TILES]) {
-  constexpr int STEPS = COUNT * STEPS_OF_BLOCK;
-  const uint4 zeros = make_uint4(0, 0, 0, 0);
-  uint4 w_low[COUNT], w_high[COUNT], rows[STEPS][TILES];
-#pragma unroll
-  for (int block = 0; block < COUNT; ++block) {
-    w_low[block] = load_16(weights + low + BLOCK * block);
-    w_high[block] = HALVES == 2 ? load_16(weights + high + BLOCK * block) : zeros;
-  }
-#pragma unroll
-  for (int step = 0; step < STEPS; ++step) {
-#pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) rows[step][tile] = load_16(x + in[tile] + STEP * step);
-  }
-#pragma unroll
-  for (int step = 0; step < STEPS; ++step) {
-    const uint4 l = w_low[step / 2], h = w_high[step / 2];
-    const uint4 of_low = step % 2 ? widen(l.z, l.w) : widen(l.x, l.y);
-    const uint4 of_high = HALVES == 1 ? zeros : step % 2 ? widen(h.z, h.w) : widen(h.x, h.y);
-#pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) multiply(acc[tile], of_low, of_high, rows[step][tile]);
-  }
-}
-
-// Adds the products of a chain's block that may end before its last weight, as the last iterations of sum_widened.
-template <int TILES, int HALVES>
-__device__ __forceinline__ void add_short_block(float (&acc)[TILES][4], const unsigned char* weights, u32 low, u32 high,
-                                                const bf16* x, const u32 (&in)[TILES], u32 offset, u32 left) {
-  const uint4 zeros = make_uint4(0, 0, 0, 0);
-  const uint4 l = load_16(weights + low);
-  const uint4 h = HALVES == 2 ? load_16(weights + high) : zeros;
-#pragma unroll
-  for (int step = 0; step < STEPS_OF_BLOCK; ++step) {
-    const uint4 of_low = step ? widen(l.z, l.w) : widen(l.x, l.y);
-    const uint4 of_high = HALVES == 1 ? zeros : step ? widen(h.z, h.w) : widen(h.x, h.y);
-    // A lane's 16 bytes are either all inside the chain or all outside.
-    const bool inside = STEP * step + offset < left;
-#pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) {
-      multiply(acc[tile], of_low, of_high, inside ? load_16(x + in[tile] + STEP * step) : zeros);
-    }
-  }
-}
-
 template <int TILES, int HALVES>
 __device__ __forceinline__ void sum_chains(float (&sums)[8][TILES][WARP][4], const bf16* x, const unsigned char* weights,
                                            const float* scales, const Chains chains, Sizes sizes, Cut cut) {
