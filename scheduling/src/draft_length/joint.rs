@@ -134,11 +134,13 @@ impl DraftLength {
         // they do.
         let all_drafting = self.compute_outlook(&load.all_drafting(), workers);
         let k = self.best_for_all(&all_drafting, load, plain);
+        let joint_load = load.with_joint_choices();
         let jointly = match load.joint.plain_sequences {
             0 => all_drafting,
-            _ => self.compute_outlook(&load.with_joint_choices(), workers),
+            _ => self.compute_outlook(&joint_load, workers),
         };
-        let one_token = self.compute_outlook(&load.one_token_each(), workers);
+        let one_token_load = load.one_token_each();
+        let one_token = self.compute_outlook(&one_token_load, workers);
         let gain = |at: &Outlook| at.tokens_per_second / alone;
         let at = &jointly[k as usize];
         self.joint = JointChoice {
@@ -148,11 +150,12 @@ impl DraftLength {
             one_token_gain: one_token.get(1).map_or(0.0, gain),
         };
         self.drafting = self.next_drafting(&load.joint);
-        let (mut outlook, longest) = match self.drafting {
+        let (mut outlook, longest, priced_load) = match self.drafting {
             Drafting::Separate => return,
-            Drafting::OneToken => (one_token, 1),
-            Drafting::Joint => (jointly, k as usize),
+            Drafting::OneToken => (one_token, 1, one_token_load),
+            Drafting::Joint => (jointly, k as usize, joint_load),
         };
+        self.priced_load = Some(priced_load);
         // The other lanes accept a delay up to that k.
         outlook[..=longest].iter_mut().for_each(|at| at.others_delay = 0.0);
         self.outlook = outlook;

@@ -68,6 +68,38 @@ fn rounds_in_which_groups_join_or_part_count_only_beside_other_lanes() {
 }
 
 #[test]
+fn rounds_are_compared_with_the_price_that_they_were_chosen_by() {
+    let worker = |micros| {
+        let mut cost = WorkerCost::new(StepTimes::of_rows(&[(1, micros), (64, micros)]));
+        (0..5).for_each(|_| cost.observe_wire(Duration::ZERO, Duration::ZERO));
+        cost
+    };
+    let (target, draft) = (worker(10_000), worker(300));
+    // The router still sees seven other lanes without drafts, but all gain by one token each. So they draft at
+    // the same time, and a round takes one forward. Beside plain steps it would take two.
+    let joint = JointLoad { draft_sequences: 8, least_one_token_gain: Some(2.0), ..JointLoad::default() };
+    let joint = JointLoad { least_gain: 0.0, ..joint };
+    let others = Load { other_rows: 7, other_sequences: 7, other_plain_sequences: 7, ..Load::alone(1, 0.0) };
+    let mut lane = DraftLength::new(1);
+    for _ in 0..40 {
+        let k = lane.choose(Load { joint, ..others }, &target, &draft).num_draft_tokens;
+        assert_eq!((k, lane.drafting), (1, Drafting::OneToken));
+        let round = RoundTimes {
+            num_draft_tokens: 1,
+            draft_rows: 2,
+            draft_wait: duration(300.0),
+            verify: duration(10_000.0),
+            forward_sequences: [8; 2],
+            ..LONG_ROUND
+        };
+        lane.observe_round(&round, &target, &draft);
+    }
+    let at = lane.outlook[1];
+    let learned = (at.draft_wait_us + at.verify_us) / (at.table_draft_us + at.table_verify_us);
+    assert!((learned - 1.0).abs() < 0.01, "{learned}");
+}
+
+#[test]
 fn ids_that_a_draft_worker_lacked_do_not_make_a_draft_length_look_slow() {
     let worker = |micros: fn(u32) -> u64| {
         let mut cost = WorkerCost::new(StepTimes::of_rows(&[1, 64].map(|rows| (rows, micros(rows)))));
