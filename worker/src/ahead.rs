@@ -107,7 +107,8 @@ impl DraftAhead {
         (!self.order.is_empty()).then_some(self.max_branches as u32)
     }
 
-    /// Records the duration of a forward pass of steps: the time that one guess made ahead saves.
+    /// Records the duration of a forward pass of steps without prompts: the time that one guess made ahead
+    /// saves.
     pub fn record_forward(&mut self, took: Duration) {
         self.gain_tracker.record_forward(took);
     }
@@ -139,7 +140,8 @@ impl DraftAhead {
             else {
                 continue;
             };
-            tasks.extend(branches.iter_mut().filter_map(Branch::take_unfinished));
+            let room = self.max_branches - tasks.len();
+            tasks.extend(branches.iter_mut().filter_map(Branch::take_unfinished).take(room));
             members.push(key);
         }
         let rows_before = executor.stats().rows;
@@ -210,14 +212,18 @@ impl DraftAhead {
     ) -> Option<PrecomputedDraft> {
         self.gain_tracker.record_admission(received);
         let proposal = self.remove(key)?;
-        let is_asked = matches!(step.work, Work::Propose { .. });
+        let num_asked = match step.work {
+            Work::Propose { num_draft_tokens, .. } => Some(num_draft_tokens as usize),
+            Work::Feed | Work::Verify { .. } => None,
+        };
         let is_same = step.epoch == proposal.proposed.epoch() && step.spec.is_none();
         let branches = proposal.branches.unwrap_or_default();
         let has_guesses = branches.iter().any(Branch::has_guesses);
         let mut found = None;
         for branch in branches {
-            let consumed =
-                branch.num_committed_guesses(cached.ids()).filter(|_| found.is_none() && is_asked && is_same);
+            let consumed = branch
+                .num_committed_guesses(cached.ids())
+                .filter(|_| found.is_none() && num_asked.is_some() && is_same);
             match (consumed, branch.into_task()) {
                 (Some(consumed), Some((task, differs_at))) => {
                     found = Some(branch::found(task, (consumed, differs_at), step));
@@ -226,12 +232,12 @@ impl DraftAhead {
                 (_, None) => {}
             }
         }
-        if is_asked {
+        if let Some(num_asked) = num_asked {
             match &found {
                 Some(found) => {
                     self.stats.hits += 1;
                     self.stats.guesses += found.guesses.len() as u64;
-                    self.gain_tracker.record_saved(found.guesses.len());
+                    self.gain_tracker.record_saved(found.guesses.len().min(num_asked));
                 }
                 None if has_guesses => self.stats.misses += 1,
                 None => self.stats.too_early += 1,

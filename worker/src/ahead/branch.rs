@@ -94,9 +94,11 @@ impl SentProposal {
             let extra_positions = u32::from(self.was_sent(alternative.position, token_id));
             VerifyOutcome { end, token_id, differs_at: Some(end), extra_positions }
         });
+        let most = max_branches.saturating_sub(num_bonus_branches(max_branches)).max(1);
         std::iter::once(whole)
-            .chain(others.take(max_branches.saturating_sub(1 + num_bonus_branches(max_branches))))
+            .chain(others)
             .filter_map(|outcome| self.open(executor, (slot, cached, spec), outcome))
+            .take(most)
             .collect()
     }
 
@@ -122,11 +124,11 @@ impl SentProposal {
         let num = num_bonus_branches(max_branches).min(max_branches.saturating_sub(branches.len()));
         next_best.token_ids[1..]
             .iter()
-            .take(num)
             .filter_map(|&token_id| {
                 let outcome = VerifyOutcome { end, token_id, differs_at: Some(end), extra_positions: 0 };
                 self.open(executor, (task.slot, &task.cached, task.spec()), outcome)
             })
+            .take(num)
             .collect()
     }
 

@@ -119,13 +119,26 @@ impl Bench {
 
     /// The same at a worker that holds `num_sequences` sequences.
     fn beside(num_sequences: usize, max_branches: usize) -> Self {
-        let mut executor = Counting { total: 100, ..Counting::default() };
-        let (mut ahead, mut table) = (DraftAhead::new(max_branches), SequenceTable::default());
-        let held = table.entry(KEY, || executor.open());
-        let step = step(0, &[1, 2, 3, 4], 3);
+        let mut bench = Self::empty(max_branches);
+        bench.propose((KEY, num_sequences), &[]);
+        bench
+    }
+
+    fn empty(max_branches: usize) -> Self {
+        let executor = Counting { total: 100, ..Counting::default() };
+        Self { executor, ahead: DraftAhead::new(max_branches), table: SequenceTable::default() }
+    }
+
+    /// Proposes 40, 50 and 60 for a new sequence of four ids with these stop tokens.
+    fn propose(&mut self, (key, num_sequences): (SequenceKey, usize), stop_token_ids: &[TokenId]) {
+        let Self { executor, ahead, table } = self;
+        let held = table.entry(key, || executor.open());
+        let mut step = step(0, &[1, 2, 3, 4], 3);
+        let spec = step.spec.as_deref().expect("the first step has one").clone();
+        step.spec = Some(Arc::new(SequenceSpec { stop_token_ids: stop_token_ids.to_vec(), ..spec }));
         let mut cached = held.cached.take().expect("a new one");
         cached.admit(&step, &executor.limits());
-        let mut tasks = VecDeque::from([Task::new(KEY, held.slot, step, cached, Instant::now())]);
+        let mut tasks = VecDeque::from([Task::new(key, held.slot, step, cached, Instant::now())]);
         tasks[0].context_done = 3;
         let (mut task, body) = loop {
             if let Some(done) = executor.advance(&mut tasks, u32::MAX).expect("room").pop() {
@@ -134,7 +147,6 @@ impl Bench {
         };
         ahead.on_reply(&mut task, &body, num_sequences);
         held.cached = Some(task.cached);
-        Self { executor, ahead, table }
     }
 
     fn idle(&mut self) -> u32 {
@@ -246,6 +258,24 @@ fn rows_and_branches_are_bounded() {
     assert_eq!(bench.executor.slots.len(), 1 + 4);
     bench.ahead.drop_sequence(&mut bench.executor, &KEY);
     assert_eq!(bench.executor.slots.len(), 1);
+}
+
+#[test]
+fn branches_of_two_sequences_share_the_rows_of_a_forward_pass() {
+    let mut bench = Bench::empty(7);
+    for sequence in [SequenceId(1), SequenceId(2)] {
+        bench.propose((SequenceKey { sequence, ..KEY }, 2), &[]);
+    }
+    let rows: Vec<u32> = (0..4).map(|_| bench.ahead.forward(&mut bench.executor, &mut bench.table)).collect();
+    assert!(rows.iter().all(|rows| (1..=7).contains(rows)), "{rows:?}");
+}
+
+#[test]
+fn stop_tokens_take_no_place_of_a_branch() {
+    let mut bench = Bench::empty(4);
+    bench.propose((KEY, 1), &[41]);
+    bench.idle();
+    assert!(bench.asked(5, &[51]).is_some(), "the alternative that is next in rank");
 }
 
 #[test]

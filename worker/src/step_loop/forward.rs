@@ -66,7 +66,9 @@ impl<M: StepExecutor> StepLoop<M> {
                 timing.compute_us = took.as_micros() as u64;
                 timing.queue_us = mean_queue_us(&finished);
                 self.metrics.forward(took);
-                self.ahead.record_forward(took);
+                if timing.prefill_rows == 0 {
+                    self.ahead.record_forward(took);
+                }
                 self.batch_former.forward_done(completed_forward(&timing), took);
                 for (task, body) in finished {
                     self.finish(task, body);

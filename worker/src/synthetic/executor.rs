@@ -105,9 +105,10 @@ impl SyntheticExecutor {
     /// Processes a task's share; `None` while the task needs another forward.
     fn process_chunk(&mut self, task: &mut Task, share: &StepChunk) -> Option<ReplyBody> {
         let seconds = self.seconds();
-        let body = self.model.advance(&mut in_progress(task), share, seconds)?;
-        self.truncate(task.slot, task.cached.len());
+        let body = self.model.advance(&mut in_progress(task), share, seconds);
         self.keep_candidates(task);
+        let body = body?;
+        self.truncate(task.slot, task.cached.len());
         Some(body)
     }
 
@@ -116,7 +117,7 @@ impl SyntheticExecutor {
         self.began.elapsed().as_secs_f64() / self.time_scale
     }
 
-    /// Sets the alternatives at the positions of a proposal, for [`crate::ahead`].
+    /// Sets the alternatives at the positions guessed so far, for [`crate::ahead`].
     fn keep_candidates(&self, task: &mut Task) {
         let chain = &task.guesses.token_ids;
         task.candidates = self.model.candidates(task.spec(), task.step.start(), chain);
@@ -235,14 +236,14 @@ mod tests {
     use super::*;
     use crate::table::{RouterId, SequenceKey};
 
-    /// A target of the bundled pair's profile, in no time.
-    fn target() -> SyntheticExecutor {
+    /// A worker of the bundled pair's profile, in no time.
+    fn worker(role: Role) -> SyntheticExecutor {
         let profile = Profile::parse(include_str!("../../../deploy/profiles/cpu-pair.toml")).unwrap();
-        SyntheticExecutor::new(Arc::new(profile), Role::Target, (2_048, 1e-9))
+        SyntheticExecutor::new(Arc::new(profile), role, (2_048, 1e-9))
     }
 
-    /// A step that feeds three ids into a new sequence.
-    fn task(executor: &mut SyntheticExecutor, spec: SequenceSpec) -> Task {
+    /// A step that brings three ids of a new sequence.
+    fn task(executor: &mut SyntheticExecutor, spec: SequenceSpec, work: Work) -> Task {
         let key = SequenceKey { router: RouterId(1), sequence: SequenceId(1) };
         let step = Step {
             sequence_id: key.sequence,
@@ -252,7 +253,7 @@ mod tests {
             base_len: 0,
             prefix_hash: 0,
             append_ids: vec![5, 6, 7],
-            work: Work::Feed,
+            work,
         };
         let mut cached = CachedSequence::default();
         assert_eq!(cached.admit(&step, &executor.limits()), Admission::Run);
@@ -282,8 +283,8 @@ mod tests {
             (spec(&greedy, AcceptanceMode::Coupled, Some(0), None), true),
             (spec(&greedy, AcceptanceMode::Coupled, None, Some(0)), true),
         ] {
-            let mut executor = target();
-            let mut tasks = VecDeque::from([task(&mut executor, spec.clone())]);
+            let mut executor = worker(Role::Target);
+            let mut tasks = VecDeque::from([task(&mut executor, spec.clone(), Work::Feed)]);
             let finished = executor.advance(&mut tasks, u32::MAX).expect("there is room");
             let [(task, body)] = &finished[..] else { panic!("{spec:?} is not answered") };
             let cause = match body {
@@ -293,6 +294,20 @@ mod tests {
             assert_eq!(cause, is_refused.then_some(RefusalCause::Unsupported), "{spec:?}: {body:?}");
             let kv = executor.slots[&task.slot];
             assert_eq!((task.cached.len(), kv), if is_refused { (0, 0) } else { (3, 3) }, "{spec:?}");
+        }
+    }
+
+    #[test]
+    fn each_guess_has_alternatives_before_the_proposal_is_complete() {
+        let mut executor = worker(Role::Draft);
+        let spec = SequenceSpec { max_len: 100, prompt_len: 3, ..SequenceSpec::default() };
+        let work = Work::Propose { num_draft_tokens: 3, num_tree_tokens: 0 };
+        let mut tasks = VecDeque::from([task(&mut executor, spec, work)]);
+        for num_guesses in 1..3 {
+            assert!(executor.advance(&mut tasks, u32::MAX).expect("there is room").is_empty());
+            let [task] = tasks.make_contiguous() else { panic!("it is not complete") };
+            assert_eq!((task.guesses.token_ids.len(), task.candidates.len()), (num_guesses, num_guesses));
+            assert!(task.candidates.iter().all(|at| at.token_ids.len() > 1));
         }
     }
 }
