@@ -204,7 +204,7 @@ impl SchedulerState {
         if role == Role::Target {
             self.decode_answered(active);
             if active.target.is_some() {
-                self.lanes.set_running(active.lane.id, false);
+                self.lanes.stopped_running(active.lane.id, active.speculation.disables_drafting());
             }
         }
         if role == Role::Draft {
@@ -292,7 +292,7 @@ impl SchedulerState {
         }
         active.target = Some(reservation);
         active.found_no_draft_at = None;
-        self.lanes.set_running(active.lane.id, true);
+        self.lanes.began_running(active.lane.id, active.speculation.disables_drafting());
         active.sequence.set_target_deadline(self.target_deadline(active));
         let (priority, waited) =
             (active.sequence.spec().priority, self.now.saturating_sub(active.waiting_since));

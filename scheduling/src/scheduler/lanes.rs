@@ -147,6 +147,8 @@ struct Lane {
     joined_at: u64,
     /// Sequences of these that have a target.
     running: u32,
+    /// Running sequences whose requests refuse drafts.
+    refusing: u32,
     /// Mean length of the lane's sequences.
     context_len: f64,
     k: u32,
@@ -217,6 +219,7 @@ impl Lanes {
             sequences: 0,
             joined_at: 0,
             running: 0,
+            refusing: 0,
             context_len: 0.0,
             k: 0,
             // Such a lane never chooses a draft length, so this remains.
@@ -230,10 +233,18 @@ impl Lanes {
         lane.sequences = lane.sequences.saturating_sub(1);
     }
 
-    /// Records that one of the lane's sequences got a target or lost it.
-    pub(super) fn set_running(&mut self, id: LaneId, is_running: bool) {
+    /// Records that one of the lane's sequences, which may refuse drafts, got a target.
+    pub(super) fn began_running(&mut self, id: LaneId, refuses_drafts: bool) {
         let lane = self.lane_mut(id);
-        lane.running = if is_running { lane.running + 1 } else { lane.running.saturating_sub(1) };
+        lane.running += 1;
+        lane.refusing += u32::from(refuses_drafts);
+    }
+
+    /// Records that one of the lane's sequences lost its target.
+    pub(super) fn stopped_running(&mut self, id: LaneId, refuses_drafts: bool) {
+        let lane = self.lane_mut(id);
+        lane.running = lane.running.saturating_sub(1);
+        lane.refusing = lane.refusing.saturating_sub(u32::from(refuses_drafts));
     }
 
     /// Chooses the draft length of the next round of one of the lane's sequences, of which the draft worker
@@ -297,15 +308,16 @@ impl Lanes {
             .enumerate()
             .filter(same_model)
             .map(|(index, lane)| {
-                // Other lanes must not delay a lane that may not draft.
+                // Other lanes must not delay a lane that may not draft, or whose requests refuse drafts.
                 let joint = match lane.held_back {
-                    None => lane.draft_length.joint(),
-                    Some(_) => JointChoice::NO_JOINT_DRAFTING,
+                    None if lane.refusing == 0 => lane.draft_length.joint(),
+                    _ => JointChoice::NO_JOINT_DRAFTING,
                 };
-                let num_leaves = if lane.k > 0 { lane.draft_length.num_leaves() } else { 0 };
+                let k = if lane.refusing < lane.running { lane.k } else { 0 };
+                let num_leaves = if k > 0 { lane.draft_length.num_leaves() } else { 0 };
                 let view = LaneView {
                     sequences: lane.running,
-                    k: lane.k,
+                    k,
                     num_leaves,
                     context: lane.context_len,
                     round_us: lane.draft_length.pace(1).round_us,

@@ -187,7 +187,7 @@ impl SchedulerState {
         self.decode_answered(&mut active);
         self.end_trial(&mut active);
         if active.target.is_some() {
-            self.lanes.set_running(active.lane.id, false);
+            self.lanes.stopped_running(active.lane.id, active.speculation.disables_drafting());
         }
         self.lanes.leave(active.lane.id);
         self.timers.disarm(&mut active);

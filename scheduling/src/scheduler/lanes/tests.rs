@@ -63,7 +63,7 @@ fn each_lane_learns_for_itself_and_is_explained() {
 fn a_probe_asks_only_draft_workers_that_have_the_prompt() {
     let mut lanes = lanes(policy(&[]));
     let lane = lanes.join(key("code")).0.id;
-    (0..2).for_each(|_| lanes.set_running(lane, true));
+    (0..2).for_each(|_| lanes.began_running(lane, false));
     let (target, draft) = (flat(10_000), flat(8_000));
     let workers = workers(&target, &draft);
     // Two sequences take turns; one of them was fed.
@@ -79,8 +79,8 @@ fn those_that_wait_for_a_target_share_no_forward() {
     let mut lanes = lanes(policy(&[]));
     let (busy, waiting) = (lanes.join(key("code")).0.id, lanes.join(key("chat")).0.id);
     (0..100).for_each(|_| drop(lanes.join(key("code"))));
-    (0..3).for_each(|_| lanes.set_running(busy, true));
-    lanes.set_running(busy, false);
+    (0..3).for_each(|_| lanes.began_running(busy, false));
+    lanes.stopped_running(busy, false);
     let (target, draft) = (flat(20_000), flat(1_000));
     for lane in [busy, waiting] {
         lanes.choose(lane, &workers(&target, &draft), || 1, 0);
@@ -93,13 +93,38 @@ fn those_that_wait_for_a_target_share_no_forward() {
 }
 
 #[test]
+fn others_do_not_draft_jointly_beside_requests_that_refuse_drafts() {
+    let (target, draft) = (flat(20_000), flat(1_000));
+    // Whether the lanes may draft jointly as far as the second one goes, whose sequence refuses drafts or not.
+    let may_draft_jointly = |refuses_drafts| {
+        let mut lanes = lanes(policy(&[]));
+        let (own, other) = (lanes.join(key("code")).0.id, lanes.join(key("chat")).0.id);
+        lanes.began_running(own, false);
+        lanes.began_running(other, refuses_drafts);
+        lanes.choose(own, &workers(&target, &draft), || 1, 0);
+        lanes.stopped_running(other, refuses_drafts);
+        lanes.began_running(other, false);
+        lanes.choose(other, &workers(&target, &draft), || 1, 0);
+        let explained = lanes.explain();
+        let least_gain = |task: &str| {
+            let lane = explained.iter().find(|lane| lane.task_type == task).expect("it chose");
+            lane.choice.load.expect("it chose").joint.least_gain
+        };
+        assert!(least_gain("chat") > 0.0, "no sequence refuses drafts any more");
+        least_gain("code") > 0.0
+    };
+    assert!(may_draft_jointly(false));
+    assert!(!may_draft_jointly(true));
+}
+
+#[test]
 fn a_lane_that_lost_most_of_its_sequences_soon_decides_anew() {
     let mut lanes = lanes(policy(&[]));
     let lane = lanes.join(key("code")).0.id;
-    (0..512).for_each(|_| lanes.set_running(lane, true));
+    (0..512).for_each(|_| lanes.began_running(lane, false));
     let (target, draft) = (flat(20_000), flat(1_000));
     lanes.choose(lane, &workers(&target, &draft), || 1, 0);
-    (0..510).for_each(|_| lanes.set_running(lane, false));
+    (0..510).for_each(|_| lanes.stopped_running(lane, false));
     for _ in 0..4 {
         lanes.choose(lane, &workers(&target, &draft), || 1, 0);
     }
