@@ -77,12 +77,6 @@ impl JointLoad {
         let least = self.least_one_token_gain.unwrap_or(f64::INFINITY);
         self.least_one_token_gain = Some(least.min(joint.one_token_gain));
     }
-
-    /// Share of one of this many targets.
-    pub(super) fn per_target(self, targets: u32, draft_sequences: u32) -> Self {
-        let (rows, plain_sequences) = (self.rows / targets, self.plain_sequences / targets);
-        Self { rows, plain_sequences, draft_sequences: draft_sequences.max(1), ..self }
-    }
 }
 
 impl Load {

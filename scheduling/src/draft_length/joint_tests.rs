@@ -19,7 +19,7 @@ fn converged<const N: usize>(micros_a_row: f64, mut num_right: impl FnMut(usize)
                 joint: lane.joint(),
             };
             let views: Vec<LaneView> = lanes.iter().map(view).collect();
-            let load = Load::of(&views, own, (1, N as u32));
+            let load = Load::of(&views, own, N as u32);
             let k = lanes[own].choose(load, &target, &draft).num_draft_tokens;
             let right = num_right(own);
             lanes[own].observe_agreement(k..k + 1, u32::from(k < right));

@@ -43,7 +43,7 @@ pub struct Pace {
 /// A lane as seen by lanes that share its workers.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct LaneView {
-    /// Number of its sequences at all targets, without waiting ones.
+    /// Number of its sequences at the target.
     pub sequences: u32,
     /// Its draft length.
     pub k: u32,
@@ -76,9 +76,9 @@ impl Load {
         }
     }
 
-    /// Load of lane `own` among all `lanes` of one model, spread evenly over `targets`. `draft_sequences` is
-    /// the number of sequences of all lanes at one draft worker, whether they draft now or not.
-    pub fn of(lanes: &[LaneView], own: usize, (targets, draft_sequences): (u32, u32)) -> Self {
+    /// Load of lane `own` among the `lanes` at one target. `draft_sequences` is the number of sequences of all
+    /// lanes at one draft worker, whether they draft now or not.
+    pub fn of(lanes: &[LaneView], own: usize, draft_sequences: u32) -> Self {
         let (mut other_rows, mut sequences, mut plain, mut others_round_us) = (0, 0, 0, 0.0);
         let mut drafting = lanes[own].sequences;
         let mut joint = JointLoad::default();
@@ -93,18 +93,18 @@ impl Load {
         let all = f64::from((lanes[own].sequences + sequences).max(1));
         let at_draft = f64::from(draft_sequences) * f64::from(drafting) / all;
         Self {
-            sequences: lanes[own].sequences.div_ceil(targets).max(1),
+            sequences: lanes[own].sequences.max(1),
             lane_sequences: lanes[own].sequences.max(1),
-            other_rows: other_rows / targets,
-            other_sequences: sequences / targets,
-            other_plain_sequences: plain / targets,
+            other_rows,
+            other_sequences: sequences,
+            other_plain_sequences: plain,
             draft_sequences: (at_draft.ceil() as u32).max(1),
             draft_lag: 0,
             context: lanes[own].context,
             shares_cores: false,
             supports_trees: false,
             others_round_us,
-            joint: joint.per_target(targets, draft_sequences),
+            joint: JointLoad { draft_sequences: draft_sequences.max(1), ..joint },
         }
     }
 }

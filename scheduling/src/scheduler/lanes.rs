@@ -79,6 +79,9 @@ impl TemperatureBand {
     }
 }
 
+/// Number of sequences at one worker, by lane.
+pub(super) type LaneLoads = BTreeMap<LaneId, u32>;
+
 /// A sequence's workers, as needed to choose its draft length.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LaneWorkers<'a> {
@@ -248,13 +251,13 @@ impl Lanes {
     }
 
     /// Chooses the draft length of the next round of one of the lane's sequences, of which the draft worker
-    /// lacks `draft_lag` ids. `num_targets` counts the targets that share the model's sequences; it is called
-    /// once per lane round.
-    pub(super) fn choose(
+    /// lacks `draft_lag` ids. `target_loads` returns the sequences at the lane's target, or at the one that has
+    /// most of its sequences; it is called once per lane round.
+    pub(super) fn choose<'a>(
         &mut self,
         id: LaneId,
         workers: &LaneWorkers<'_>,
-        num_targets: impl FnOnce() -> u32,
+        target_loads: impl FnOnce() -> Option<&'a LaneLoads>,
         draft_lag: u32,
     ) -> LaneChoice {
         let running = self.lane_mut(id).running;
@@ -263,7 +266,7 @@ impl Lanes {
             None => {
                 let supports_trees =
                     workers.max_tree_tokens > 0 && self.policy.tree_tokens == DraftTokens::Auto;
-                let load = self.load(id, (num_targets(), workers.draft_sequences));
+                let load = self.load(id, target_loads(), workers.draft_sequences);
                 let load = Load { supports_trees, draft_lag, shares_cores: workers.shares_cores, ..load };
                 self.lane_mut(id).draft_length.choose(load, workers.target, workers.draft)
             }
@@ -298,8 +301,8 @@ impl Lanes {
         policy.max_batch_for_speculation.is_some_and(|most| target_sequences > most)
     }
 
-    /// Load that a lane shares its workers with: the lanes of its model.
-    fn load(&self, id: LaneId, (num_targets, draft_sequences): (u32, u32)) -> Load {
+    /// Load that a lane shares its workers with: the lanes of its model that have sequences at its target.
+    fn load(&self, id: LaneId, target_loads: Option<&LaneLoads>, draft_sequences: u32) -> Load {
         let own = self.lane(id);
         let same_model = |(_, lane): &(usize, &Lane)| lane.key.model == own.key.model;
         let (ids, views): (Vec<usize>, Vec<LaneView>) = self
@@ -315,8 +318,9 @@ impl Lanes {
                 };
                 let k = if lane.refusing < lane.running { lane.k } else { 0 };
                 let num_leaves = if k > 0 { lane.draft_length.num_leaves() } else { 0 };
+                let at_target = target_loads.and_then(|loads| loads.get(&LaneId(index as u32)));
                 let view = LaneView {
-                    sequences: lane.running,
+                    sequences: at_target.copied().unwrap_or(0),
                     k,
                     num_leaves,
                     context: lane.context_len,
@@ -326,8 +330,8 @@ impl Lanes {
                 (index, view)
             })
             .unzip();
-        let own = ids.binary_search(&(id.0 as usize)).expect("the lane is among the lanes of its model");
-        Load::of(&views, own, (num_targets.max(1), draft_sequences))
+        let index = ids.binary_search(&(id.0 as usize)).expect("the lane is among the lanes of its model");
+        Load { lane_sequences: own.running.max(1), ..Load::of(&views, index, draft_sequences) }
     }
 
     /// Records the outcome of a lookup source's prediction for a committed token.
@@ -340,20 +344,19 @@ impl Lanes {
     }
 
     /// Chooses how many tokens of a lookup draft are worth verifying; see `DraftLength::choose_lookup`.
-    /// `target` is the cost of the sequence's target and the number of targets that share the model's
-    /// sequences.
+    /// `target` is the cost of the sequence's target, and the sequences there.
     pub(super) fn choose_lookup(
         &self,
         id: LaneId,
         reached: &[f64],
-        (target, num_targets): (&WorkerCost, u32),
+        (target, target_loads): (&WorkerCost, &LaneLoads),
         asks_worker: bool,
     ) -> Option<LookupLength> {
         let lane = self.lane(id);
         if reached.first().is_none_or(|first| *first < lane.policy.min_acceptance) {
             return None;
         }
-        let load = self.load(id, (num_targets, 0));
+        let load = self.load(id, Some(target_loads), 0);
         lane.draft_length.choose_lookup(reached, (&load, target), asks_worker)
     }
 

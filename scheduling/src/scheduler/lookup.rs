@@ -100,7 +100,7 @@ impl SchedulerState {
             let mut found = active.lookups.find(source, ids, max_tokens)?;
             let rates = (self.lanes.lookup_rates(lane, source), &active.lookups.rates[source as usize]);
             let reached = reach_probabilities(source, rates, (found.match_len, found.token_ids.len()));
-            let target = (&target.cost, self.workers.num_targets(&active.lane.key.model));
+            let target = (&target.cost, &target.lane_loads);
             let length = self.lanes.choose_lookup(lane, &reached, target, asks_worker)?;
             found.token_ids.truncate(length.num_draft_tokens as usize);
             Some((length.tokens_per_second, LookupDraft { source, token_ids: found.token_ids }))

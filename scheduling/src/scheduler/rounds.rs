@@ -186,8 +186,9 @@ impl SchedulerState {
         draft: Option<WorkerKey>,
     ) -> Option<LaneChoice> {
         let workers = self.workers.lane_workers(target, draft)?;
-        let num_targets = || self.workers.num_targets(&active.lane.key.model);
-        let chosen = self.lanes.choose(active.lane.id, &workers, num_targets, active.sequence.draft_lag());
+        let (lane, draft_lag) = (&active.lane, active.sequence.draft_lag());
+        let target_loads = || self.workers.target_loads(&lane.key.model, lane.id);
+        let chosen = self.lanes.choose(lane.id, &workers, target_loads, draft_lag);
         if !chosen.is_probe {
             let report = Report::DraftLength(active.lane.id, chosen.num_draft_tokens);
             self.commands.push(Command::Report(report));

@@ -15,7 +15,7 @@ use speculation::{Role, SequenceId};
 
 use self::draining::Draining;
 use super::events::{WorkerInfo, WorkerKey};
-use super::lanes::{LaneId, LaneWorkers};
+use super::lanes::{LaneId, LaneLoads, LaneWorkers};
 use super::placement::{Candidate, choose_draft};
 use crate::cost::{MAX_REPORTED, StepTimes, WorkerCost};
 use crate::draft_health::{Access, DraftHealth};
@@ -40,7 +40,7 @@ pub(super) struct Worker {
     pub(super) info: WorkerInfo,
     /// Sequences assigned to it.
     pub(super) load: u32,
-    lane_loads: BTreeMap<LaneId, u32>,
+    pub(super) lane_loads: LaneLoads,
     /// KV blocks that this scheduler may reserve there, and those it has reserved.
     pub(super) credit: u64,
     pub(super) reserved: u64,
@@ -162,7 +162,7 @@ impl Workers {
         let worker = Worker {
             key,
             load: 0,
-            lane_loads: BTreeMap::new(),
+            lane_loads: LaneLoads::new(),
             credit: info.credit_blocks.unwrap_or(info.kv_blocks),
             reserved: 0,
             prefilling: 0,
@@ -249,6 +249,13 @@ impl Workers {
             shares_cores: target.info.shares_cores_with(&draft.info),
             max_tree_tokens: target.info.max_tree_tokens,
         })
+    }
+
+    /// The sequences at the target that has most of a lane's. Lanes part the targets between them
+    /// ([`crate::placement`]), so a lane shares its target with few others.
+    pub(super) fn target_loads(&self, model: &str, lane: LaneId) -> Option<&LaneLoads> {
+        let loads = self.targets_of(model).map(|target| &target.lane_loads);
+        loads.max_by_key(|loads| loads.get(&lane))
     }
 
     /// Reserves capacity at the best draft worker for a sequence on `target`.

@@ -32,10 +32,17 @@ fn workers<'a>(target: &'a WorkerCost, draft: &'a WorkerCost) -> LaneWorkers<'a>
     }
 }
 
+/// Chooses for a sequence of this lane if all lanes have all their sequences at one target.
+fn choose(lanes: &mut Lanes, lane: LaneId, workers: &LaneWorkers<'_>, draft_lag: u32) -> LaneChoice {
+    let running = (0..).zip(&lanes.lanes).map(|(id, lane)| (LaneId(id), lane.running));
+    let loads: LaneLoads = running.collect();
+    lanes.choose(lane, workers, || Some(&loads), draft_lag)
+}
+
 /// Runs 200 rounds that accept the tokens of `accepted` in a cycle.
 fn run(lanes: &mut Lanes, lane: LaneId, workers: &LaneWorkers<'_>, accepted: &[u32]) -> Vec<LaneChoice> {
     let round = |i: usize| {
-        let chosen = lanes.choose(lane, workers, || 1, 0);
+        let chosen = choose(lanes, lane, workers, 0);
         let (k, accepted) = (chosen.num_draft_tokens, accepted[i % accepted.len()]);
         let judged = DraftOutcome { num_positions: k, num_first: accepted.min(k), mismatch: None };
         lanes.on_verified(lane, &judged, 100);
@@ -68,7 +75,7 @@ fn a_probe_asks_only_draft_workers_that_have_the_prompt() {
     let workers = workers(&target, &draft);
     // Two sequences take turns; one of them was fed.
     let chosen: Vec<[LaneChoice; 2]> =
-        (0..100).map(|_| [0, FEED_LAG + 1].map(|lag| lanes.choose(lane, &workers, || 1, lag))).collect();
+        (0..100).map(|_| [0, FEED_LAG + 1].map(|lag| choose(&mut lanes, lane, &workers, lag))).collect();
     let drafted = |turn: usize| chosen.iter().filter(|chosen| chosen[turn].num_draft_tokens > 0).count();
     assert!(drafted(0) > 0, "no probe came");
     assert_eq!(drafted(1), 0);
@@ -83,7 +90,7 @@ fn those_that_wait_for_a_target_share_no_forward() {
     lanes.stopped_running(busy, false);
     let (target, draft) = (flat(20_000), flat(1_000));
     for lane in [busy, waiting] {
-        lanes.choose(lane, &workers(&target, &draft), || 1, 0);
+        choose(&mut lanes, lane, &workers(&target, &draft), 0);
     }
     let explained = lanes.explain();
     let loads = explained.iter().map(|lane| lane.choice.load.expect("the lane has chosen a draft length"));
@@ -101,10 +108,10 @@ fn others_do_not_draft_jointly_beside_requests_that_refuse_drafts() {
         let (own, other) = (lanes.join(key("code")).0.id, lanes.join(key("chat")).0.id);
         lanes.began_running(own, false);
         lanes.began_running(other, refuses_drafts);
-        lanes.choose(own, &workers(&target, &draft), || 1, 0);
+        choose(&mut lanes, own, &workers(&target, &draft), 0);
         lanes.stopped_running(other, refuses_drafts);
         lanes.began_running(other, false);
-        lanes.choose(other, &workers(&target, &draft), || 1, 0);
+        choose(&mut lanes, other, &workers(&target, &draft), 0);
         let explained = lanes.explain();
         let least_gain = |task: &str| {
             let lane = explained.iter().find(|lane| lane.task_type == task).expect("it chose");
@@ -118,15 +125,31 @@ fn others_do_not_draft_jointly_beside_requests_that_refuse_drafts() {
 }
 
 #[test]
+fn only_lanes_at_the_same_target_share_its_forwards() {
+    let mut lanes = lanes(policy(&[]));
+    let (own, elsewhere, beside) =
+        (lanes.join(key("code")).0.id, lanes.join(key("chat")).0.id, lanes.join(key("qa")).0.id);
+    for (lane, running) in [(own, 5), (elsewhere, 4), (beside, 3)] {
+        (0..running).for_each(|_| lanes.began_running(lane, false));
+    }
+    let (target, draft) = (flat(20_000), flat(1_000));
+    // Four of the lane's sequences are at this target.
+    let loads = LaneLoads::from([(own, 4), (beside, 3)]);
+    lanes.choose(own, &workers(&target, &draft), || Some(&loads), 0);
+    let load = lanes.explain().iter().find_map(|lane| lane.choice.load).expect("one lane chose");
+    assert_eq!((load.sequences, load.lane_sequences, load.other_sequences), (4, 5, 3));
+}
+
+#[test]
 fn a_lane_that_lost_most_of_its_sequences_soon_decides_anew() {
     let mut lanes = lanes(policy(&[]));
     let lane = lanes.join(key("code")).0.id;
     (0..512).for_each(|_| lanes.began_running(lane, false));
     let (target, draft) = (flat(20_000), flat(1_000));
-    lanes.choose(lane, &workers(&target, &draft), || 1, 0);
+    choose(&mut lanes, lane, &workers(&target, &draft), 0);
     (0..510).for_each(|_| lanes.stopped_running(lane, false));
     for _ in 0..4 {
-        lanes.choose(lane, &workers(&target, &draft), || 1, 0);
+        choose(&mut lanes, lane, &workers(&target, &draft), 0);
     }
     assert_eq!(lanes.explain()[0].choice.lane_rounds, 2, "two of the first round were left");
 }
