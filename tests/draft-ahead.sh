@@ -7,6 +7,7 @@
 # H100s with drafts on an L4). PROFILE=pair uses the bundled pair instead, with 250 M parameters of ballast
 # for the target and 62 M for the draft.
 # WIRE_US: replaces the one-way network delay of the profile, in microseconds.
+# BRANCHES: outcomes to draft ahead of (16).
 # SPECULATION: `on` (default) or a k.
 # `make measure-draft-ahead` builds the binaries first.
 set -euo pipefail
@@ -57,7 +58,7 @@ WORKERS
 
 readonly PLAIN_PORT=${PORT:-9300} AHEAD_PORT=$((${PORT:-9300} + 10))
 start "$PLAIN_PORT" 0
-start "$AHEAD_PORT" 16
+start "$AHEAD_PORT" "${BRANCHES:-16}"
 "$BINARIES/outrider" bench --url "http://127.0.0.1:$PLAIN_PORT" \
   --arm "ahead:url=http://127.0.0.1:$AHEAD_PORT,speculation=${SPECULATION:-on}" \
   --arm "plain:url=http://127.0.0.1:$PLAIN_PORT,speculation=${SPECULATION:-on}" "$@"

@@ -473,12 +473,16 @@ fn max_cheap_rows(most: usize, times: &StepTimes) -> usize {
     (1..=most).rev().find(|&rows| micros(rows) <= MAX_BRANCH_COST * micros(1)).unwrap_or(0)
 }
 
-/// Shortens a proposal that would exceed the worker's window. Every guess but the last runs as a row, so one
-/// row too many would fail the forward for all sequences in it.
+/// Shortens a proposal that would exceed the worker's window; a chain remains a chain. Every guess but the last
+/// runs as a row, so one row too many would fail the forward for all sequences in it.
 fn limit_to_window(step: &mut Step, max_model_len: u32) {
     let start = u64::from(step.base_len) + step.append_ids.len() as u64;
-    if let Work::Propose { num_draft_tokens, .. } = &mut step.work {
+    if let Work::Propose { num_draft_tokens, num_tree_tokens } = &mut step.work {
+        let is_chain = num_tree_tokens <= num_draft_tokens;
         let rows_left = u64::from(max_model_len).saturating_sub(start);
         *num_draft_tokens = (*num_draft_tokens).min(u32::try_from(rows_left + 1).unwrap_or(u32::MAX));
+        if is_chain {
+            *num_tree_tokens = (*num_tree_tokens).min(*num_draft_tokens);
+        }
     }
 }

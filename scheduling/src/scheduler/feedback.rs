@@ -76,7 +76,7 @@ impl SchedulerState {
                 if !active.sequence.is_drafting() {
                     return;
                 }
-                (pending.at, pending.num_draft_tokens.saturating_sub(reply.num_ahead))
+                (pending.at, forwards_waited_for(reply, pending.num_draft_tokens))
             }
             // A prompt or replay may run in several forwards, of which the reply reports only the last.
             Role::Target => match round.verify_at.filter(|_| !round.has_prompt) {
@@ -182,6 +182,13 @@ impl SchedulerState {
         active.forward_sequences[1] = active.forward_sequences[0];
         self.lanes.draft_length_mut(lane).observe_round(&times, workers.target, workers.draft);
     }
+}
+
+/// Number of forward passes that the router waited for until a draft worker answered a request for `asked`
+/// tokens. A proposal that ends early, such as after a stop token, takes fewer than were requested.
+fn forwards_waited_for(reply: &Reply, asked: u32) -> u32 {
+    let ReplyBody::Proposal(proposal) = &reply.body else { return 0 };
+    proposal.draft.depth().clamp(1, asked.max(1)).saturating_sub(reply.num_ahead)
 }
 
 fn is_proposal_of(reply: &Reply, pending: &PendingProposal) -> bool {

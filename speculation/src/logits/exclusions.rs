@@ -9,7 +9,9 @@ use crate::{SamplingParams, TokenId};
 pub(super) fn exclude(logits: &mut [f32], sampling: &SamplingParams, output: &[TokenId]) {
     if !sampling.allowed_token_ids.is_empty() {
         let mut mask = TokenMask::new(&[], 0);
-        sampling.allowed_token_ids.iter().for_each(|&id| mask.allow(id));
+        // An id outside the row may be any number, and a mask holds a bit for each id up to its largest.
+        let in_row = |id: &&TokenId| (**id as usize) < logits.len();
+        sampling.allowed_token_ids.iter().filter(in_row).for_each(|&id| mask.allow(id));
         mask.apply(logits);
     }
     for id in ends_of_bad_words(&sampling.bad_words, output) {
@@ -68,7 +70,7 @@ mod tests {
 
     #[test]
     fn only_allowed_tokens_remain_and_bad_words_apply_to_them_as_well() {
-        let allowed_token_ids = vec![0, 3, 6, 7_000];
+        let allowed_token_ids = vec![0, 3, 6, 7_000, u32::MAX];
         let sampling = SamplingParams { allowed_token_ids, ..SamplingParams::default() };
         assert_eq!(allowed(&sampling, &[3]), [0, 3, 6]);
         let both = SamplingParams { bad_words: vec![vec![3, 6], vec![1]], ..sampling };

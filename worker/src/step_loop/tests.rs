@@ -387,16 +387,16 @@ fn a_step_counts_as_back_when_it_came_and_not_when_it_is_read() {
 
 #[test]
 fn a_proposal_is_cut_where_the_workers_window_ends() {
-    // Held ids, k, and the k that remains in a window of 10: the last guess needs no row.
+    // Held ids, k, and the k that remains in a window of 10: the last guess needs no row. A chain may be asked for
+    // as a tree of k tokens.
     for (start, k, cut) in [(4, 4, 4), (7, 4, 4), (8, 4, 3), (9, 4, 2), (10, 4, 1), (11, 4, 1), (4, 0, 0)] {
-        let mut step = Bench::new(1).step(1, 1, &[], &vec![5; start]);
-        step.work = Work::Propose { num_draft_tokens: k, num_tree_tokens: 0 };
-        limit_to_window(&mut step, 10);
-        assert_eq!(
-            step.work,
-            Work::Propose { num_draft_tokens: cut, num_tree_tokens: 0 },
-            "{start} ids, k = {k}"
-        );
+        for (tree, tree_cut) in [(0, 0), (k, cut), (9, 9)] {
+            let mut step = Bench::new(1).step(1, 1, &[], &vec![5; start]);
+            step.work = Work::Propose { num_draft_tokens: k, num_tree_tokens: tree };
+            limit_to_window(&mut step, 10);
+            let expected = Work::Propose { num_draft_tokens: cut, num_tree_tokens: tree_cut };
+            assert_eq!(step.work, expected, "{start} ids, k = {k}, a tree of {tree}");
+        }
     }
     let mut step = Bench::new(1).step(1, 1, &[], &[5; 20]);
     limit_to_window(&mut step, 10);
