@@ -31,7 +31,7 @@ use crate::task::{Slot, Task};
 /// A worker with more sequences does not draft ahead. Steps of several sequences share forward passes at the
 /// draft worker and at the target. If some steps are answered at once and others are not, the sequences fall
 /// out of step and each needs its own forward passes. Simulated with 70B on H100s and drafts on one L4,
-/// drafting ahead makes one sequence 1.25 times as fast, two 1.09 times, and four 0.91 times
+/// drafting ahead makes one sequence 1.3 times as fast, two 1.1 times, and four 0.91 times
 /// (docs/measurements/bench.md).
 const MAX_SEQUENCES: usize = 2;
 
