@@ -90,8 +90,6 @@ pub struct DraftLength {
     joint: JointChoice,
     drafting: Drafting,
     load: Option<Load>,
-    /// The load for which the outlook was computed: [`Drafting`] tells how the other lanes draft.
-    priced_load: Option<Load>,
     /// The k of this lane round if it is a probe.
     probe: Option<u32>,
     /// Lane rounds' worth of time that the lane may spend on probes, and on feeds at k = 0.
@@ -153,7 +151,6 @@ impl DraftLength {
             joint: JointChoice::default(),
             drafting: Drafting::default(),
             load: None,
-            priced_load: None,
             probe: None,
             probe_budget: Budget(BUDGET_MAX / 4.0),
             feed_budget: Budget(BUDGET_MAX),
@@ -243,7 +240,8 @@ impl DraftLength {
             }
         }
         let is_informative = (is_settled || self.probe == Some(k)) && k <= self.max_k;
-        let Some(load) = self.priced_load.filter(|_| is_informative) else { return };
+        let Some(load) = self.load.filter(|_| is_informative) else { return };
+        let load = load.where_others_draft(self.drafting);
         // How long a prompt delays a round depends on its length and on when it came, not on k.
         if round.met_prompts {
             return;
@@ -315,7 +313,6 @@ impl DraftLength {
     fn begin_lane_round(&mut self, load: &Load, (target, draft): (&WorkerCost, &WorkerCost)) {
         self.end_lane_round(load.lane_sequences);
         self.outlook = self.compute_outlook(load, (target, draft));
-        self.priced_load = Some(*load);
         self.apply_joint_choice(load, (target, draft));
         if !self.update_k() {
             self.probe = self.due_probe(draft);

@@ -80,26 +80,22 @@ impl JointLoad {
 }
 
 impl Load {
-    /// The same load if the other lanes drafted as in the joint choice.
-    fn with_joint_choices(&self) -> Self {
+    /// The same load if the other lanes drafted in this way; [`Drafting::Separate`]: as they do now.
+    pub(super) fn where_others_draft(&self, drafting: Drafting) -> Self {
         let JointLoad { rows, plain_sequences, draft_sequences, .. } = self.joint;
-        Self { other_rows: rows, other_plain_sequences: plain_sequences, draft_sequences, ..*self }
+        let (other_rows, other_plain_sequences) = match drafting {
+            Drafting::Separate => return *self,
+            Drafting::OneToken => (2 * self.other_sequences, 0),
+            Drafting::Joint => (rows, plain_sequences),
+        };
+        Self { other_rows, other_plain_sequences, draft_sequences, ..*self }
     }
 
-    /// The same, with one drafted token for lanes that would not draft.
+    /// The same load if they made their joint choices, with one drafted token for lanes that would not draft.
     fn all_drafting(&self) -> Self {
         let JointLoad { rows, plain_sequences, .. } = self.joint;
-        Self { other_rows: rows + plain_sequences, other_plain_sequences: 0, ..self.with_joint_choices() }
-    }
-
-    /// The same load if each other lane drafted one token.
-    fn one_token_each(&self) -> Self {
-        Self {
-            other_rows: 2 * self.other_sequences,
-            other_plain_sequences: 0,
-            draft_sequences: self.joint.draft_sequences,
-            ..*self
-        }
+        let joint = self.where_others_draft(Drafting::Joint);
+        Self { other_rows: rows + plain_sequences, other_plain_sequences: 0, ..joint }
     }
 
     /// The same load if no other lane drafted.
@@ -128,13 +124,11 @@ impl DraftLength {
         // they do.
         let all_drafting = self.compute_outlook(&load.all_drafting(), workers);
         let k = self.best_for_all(&all_drafting, load, plain);
-        let joint_load = load.with_joint_choices();
         let jointly = match load.joint.plain_sequences {
             0 => all_drafting,
-            _ => self.compute_outlook(&joint_load, workers),
+            _ => self.compute_outlook(&load.where_others_draft(Drafting::Joint), workers),
         };
-        let one_token_load = load.one_token_each();
-        let one_token = self.compute_outlook(&one_token_load, workers);
+        let one_token = self.compute_outlook(&load.where_others_draft(Drafting::OneToken), workers);
         let gain = |at: &Outlook| at.tokens_per_second / alone;
         let at = &jointly[k as usize];
         self.joint = JointChoice {
@@ -144,12 +138,11 @@ impl DraftLength {
             one_token_gain: one_token.get(1).map_or(0.0, gain),
         };
         self.drafting = self.next_drafting(&load.joint);
-        let (mut outlook, longest, priced_load) = match self.drafting {
+        let (mut outlook, longest) = match self.drafting {
             Drafting::Separate => return,
-            Drafting::OneToken => (one_token, 1, one_token_load),
-            Drafting::Joint => (jointly, k as usize, joint_load),
+            Drafting::OneToken => (one_token, 1),
+            Drafting::Joint => (jointly, k as usize),
         };
-        self.priced_load = Some(priced_load);
         // The other lanes accept a delay up to that k.
         outlook[..=longest].iter_mut().for_each(|at| at.others_delay = 0.0);
         self.outlook = outlook;
