@@ -15,8 +15,7 @@ use worker::{OutputRows, RoleLogic, StepProgress, Task};
 /// Proposes drafts; see [`speculation::acceptance::guess`].
 #[derive(Debug)]
 pub struct Propose {
-    /// Whether to keep the alternatives of chains as well, for [`worker::ahead`]. Trees then have leaves
-    /// only.
+    /// Whether to keep the alternatives of chains as well, for [`worker::ahead`].
     pub keeps_candidates: bool,
 }
 
@@ -70,8 +69,9 @@ impl Propose {
             OutputRows::DeviceDraws { .. } => 0,
         };
         let (num_draft_tokens, _) = asked(task);
-        let is_first = task.guesses.token_ids.is_empty() && !self.keeps_candidates;
-        let has_room = || TreeGrowth::max_rows(num_draft_tokens as usize) <= max_tree_rows as usize;
+        let is_first = task.guesses.token_ids.is_empty() && task.tree_rows > 0;
+        let most_rows = || TreeGrowth::max_rows(num_draft_tokens as usize, task.tree_rows);
+        let has_room = || most_rows() <= max_tree_rows as usize;
         task.tree.is_some() || (is_first && self.wants_candidates(task) && max_tree_rows > 0 && has_room())
     }
 }
@@ -84,7 +84,7 @@ fn grow(task: &mut Task, mut rows: OutputRows<'_>) -> Result<StepProgress, DrawE
     let num_positions = num_draft_tokens.min(spec.max_len.saturating_sub(start).max(1));
     let mut tree = match task.tree.take() {
         Some(tree) => tree,
-        None => TreeGrowth::new(num_positions as usize, num_tree_tokens as usize),
+        None => TreeGrowth::new(num_positions as usize, num_tree_tokens as usize, task.tree_rows),
     };
     let mut found = Vec::new();
     for (row, path) in tree.next_paths().iter().enumerate() {

@@ -11,6 +11,7 @@ mod tests;
 use std::time::Duration;
 
 use speculation::cached_sequence::CachedSequence;
+use speculation::tree::ROWS_PER_FORWARD;
 use speculation::{Step, Work};
 
 use crate::batch::{
@@ -27,6 +28,10 @@ const PROMPT_STRETCH: f64 = 4.0;
 
 /// Minimum size of a forward with prompts, as the share of a full forward's speed per row that it must reach.
 const MIN_SPEED_SHARE: f64 = 0.87;
+
+/// Maximum time of a draft forward with several rows of each sequence's tree, as a multiple of its time with
+/// one row each.
+const MAX_TREE_STRETCH: f64 = 1.05;
 
 /// A step that could run now.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -136,6 +141,20 @@ impl<K: Ord + Copy> BatchFormer<K> {
         if prefill_rows == 0 {
             self.cost.observe_forward(ForwardShape::measured(rows, sequences, kv_tokens), took);
         }
+    }
+
+    /// Maximum rows per forward of a tree that is drafted for one of `num_sequences` sequences of this length: more
+    /// than the fewest useful ones only where they take little time.
+    pub fn tree_rows(&self, num_sequences: u32, len: u32) -> usize {
+        let sequences = f64::from(num_sequences);
+        let forward_us = |rows: usize| {
+            let rows = sequences * rows as f64;
+            self.cost.forward_us(ForwardShape { rows, sequences, context: f64::from(len) })
+        };
+        let most = MAX_TREE_STRETCH * forward_us(1);
+        // Without a profile no time is known.
+        let is_cheap = |rows: &usize| most > 0.0 && forward_us(*rows) <= most;
+        ROWS_PER_FORWARD.rev().find(is_cheap).unwrap_or(*ROWS_PER_FORWARD.start())
     }
 
     /// Decides about the steps that are `ready`, oldest first.

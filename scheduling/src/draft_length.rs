@@ -206,10 +206,10 @@ impl DraftLength {
 
     /// Records the siblings in a verified tree.
     pub fn observe_siblings(&mut self, judged: &DraftOutcome) {
-        self.siblings.observe(judged);
+        self.siblings.observe(judged, &self.acceptance.rates(self.max_k));
     }
 
-    /// Number of siblings that the lane's drafts get as leaves.
+    /// Number of tokens that the lane's drafts get beside the chain.
     pub fn num_leaves(&self) -> u32 {
         self.outlook.get(self.k as usize).map_or(0, |at| at.num_leaves)
     }
@@ -282,6 +282,7 @@ impl DraftLength {
             max_k: self.max_k,
             leaves: self.num_leaves(),
             siblings: self.siblings.rates().to_vec(),
+            continuation: self.siblings.continuation(),
             why: self.why,
             load: self.load,
             joint: self.joint,

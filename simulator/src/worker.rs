@@ -15,6 +15,7 @@ use scheduling::profile::synthetic::{StepInProgress, SyntheticModel};
 use scheduling::profile::{ForwardRows, Profile};
 use scheduling::scheduler::events::{Frame, StepTiming};
 use speculation::cached_sequence::{Admission, CachedSequence, WorkerLimits};
+use speculation::tree::TreeGrowth;
 use speculation::{Draft, Reply, ReplyBody, Role, SequenceId, Step};
 
 use crate::Experiment;
@@ -58,6 +59,8 @@ struct RunningStep {
     cached: CachedSequence,
     context_done: usize,
     drafted: Draft,
+    tree_rows: usize,
+    tree: Option<TreeGrowth>,
     agreed: Vec<bool>,
     received: Duration,
     /// Time until its first forward.
@@ -190,6 +193,8 @@ impl Worker {
                 Admission::Run => {
                     sequence.kv_tokens = step.base_len.min(sequence.kv_tokens);
                     let mut running = RunningStep::new(step, cached, received);
+                    let num_drafting = self.running.len() as u32 + 1;
+                    running.tree_rows = self.batch_former.tree_rows(num_drafting, running.step.start());
                     if self.setup.has_cached_prompts && running.step.base_len == 0 {
                         // Everything except the row whose logits are needed comes from the prefix cache.
                         running.context_done = running.step.append_ids.len().saturating_sub(1);
@@ -298,8 +303,17 @@ fn whole_micros(duration: Duration) -> Duration {
 
 impl RunningStep {
     fn new(step: Step, cached: CachedSequence, received: Duration) -> Self {
-        let (drafted, agreed) = (Draft::default(), Vec::new());
-        Self { step, cached, context_done: 0, drafted, agreed, received, queued: None }
+        Self {
+            step,
+            cached,
+            context_done: 0,
+            drafted: Draft::default(),
+            tree_rows: 0,
+            tree: None,
+            agreed: Vec::new(),
+            received,
+            queued: None,
+        }
     }
 
     fn in_progress(&mut self) -> StepInProgress<'_> {
@@ -308,12 +322,17 @@ impl RunningStep {
             cached: &mut self.cached,
             context_done: &mut self.context_done,
             drafted: &mut self.drafted,
+            tree_rows: self.tree_rows,
+            tree: &mut self.tree,
             agreed: &mut self.agreed,
         }
     }
 
     fn rows_left(&self) -> StepRows {
-        StepRows::remaining(&self.step, self.context_done, self.drafted.token_ids.len())
+        match &self.tree {
+            Some(tree) => StepRows::of_tree(tree),
+            None => StepRows::remaining(&self.step, self.context_done, self.drafted.token_ids.len()),
+        }
     }
 
     fn ready_step(&self) -> ReadyStep<SequenceId> {

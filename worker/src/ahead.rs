@@ -97,6 +97,12 @@ impl DraftAhead {
         }
     }
 
+    /// Whether this worker drafts ahead at all. What it guesses ahead are chains, so none of its proposals is a
+    /// tree with branches.
+    pub fn is_enabled(&self) -> bool {
+        self.max_branches > 0
+    }
+
     /// Counters since start.
     pub fn stats(&self) -> AheadStats {
         self.stats

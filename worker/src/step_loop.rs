@@ -375,7 +375,11 @@ impl<M: StepExecutor> StepLoop<M> {
             Admission::Run => {
                 self.metrics.count(StepOutcome::Run);
                 let found = self.ahead.take(&mut self.executor, (&key, &step, &cached), received);
-                let task = Task::new(key, slot, step, cached, received).traced(span_id);
+                let mut task = Task::new(key, slot, step, cached, received).traced(span_id);
+                if !self.ahead.is_enabled() {
+                    let num_drafting = self.running.len() as u32 + 1;
+                    task.tree_rows = self.batch_former.tree_rows(num_drafting, task.step.start());
+                }
                 let Some(found) = found else {
                     self.executor.truncate(slot, task.step.base_len);
                     self.running.push_back(task);

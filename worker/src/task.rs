@@ -58,6 +58,8 @@ pub struct Task {
     pub guesses: Draft,
     /// The guesses with the alternatives at each position, if a tree is requested.
     pub candidates: Vec<Candidates>,
+    /// Maximum rows per forward of a tree that a draft worker grows; 0: none can run.
+    pub tree_rows: usize,
     /// The tree, if a draft worker runs its branches; replaces `guesses`. Ids that ran are not in `cached`
     /// until the tree is grown.
     pub tree: Option<TreeGrowth>,
@@ -87,6 +89,7 @@ impl Task {
             prefix: PrefixLookup::Wanted,
             guesses: Draft::default(),
             candidates: Vec::new(),
+            tree_rows: 0,
             tree: None,
             agreed: Vec::new(),
             scores: Vec::new(),
@@ -163,7 +166,7 @@ impl Task {
     /// Rows that the task still needs.
     pub fn rows_left(&self) -> StepRows {
         if let Some(tree) = &self.tree {
-            return StepRows { context: 0, tail: tree.num_next() as u32 };
+            return StepRows::of_tree(tree);
         }
         StepRows::remaining(&self.step, self.context_done, self.guesses.token_ids.len())
     }

@@ -27,6 +27,7 @@ use crate::random::Random;
 
 const STOP: TokenId = 0;
 const VOCAB: u32 = 4_096;
+const TREE_ROWS: usize = 3;
 
 fn executor(more: &[&str]) -> ModelExecutor<Propose> {
     bundled_draft::executor(Propose { keeps_candidates: false }, more)
@@ -68,7 +69,7 @@ fn expected(
     ids: &[TokenId],
     (positions, tokens): (u32, u32),
 ) -> Draft {
-    let mut tree = TreeGrowth::new(positions as usize, tokens as usize);
+    let mut tree = TreeGrowth::new(positions as usize, tokens as usize, TREE_ROWS);
     let slot = engine.open();
     loop {
         let paths = tree.next_paths();
@@ -134,7 +135,9 @@ impl Sequence {
         assert_eq!(cached.admit(&step, &executor.limits()), Admission::Run);
         executor.truncate(self.slot, step.base_len);
         let key = SequenceKey { router: RouterId(1), sequence: step.sequence_id };
-        Task::new(key, self.slot, step, cached, Instant::now())
+        let mut task = Task::new(key, self.slot, step, cached, Instant::now());
+        task.tree_rows = TREE_ROWS;
+        task
     }
 
     /// Commits a random path of a draft, often not the path of first children, then `next`. `held` follows
@@ -190,7 +193,8 @@ fn a_device_lists_the_candidates_of_the_same_trees() {
     // A worker that drafts ahead proposes a chain with leaves from the same candidates.
     let (mut executor, mut engine) = (executor_on_device(&driver, true), engine_on_device(&driver));
     let mut sequence = Sequence::new(&mut executor, 2, SamplingParams::default());
-    let task = sequence.task(&mut executor, (4, 12));
+    let mut task = sequence.task(&mut executor, (4, 12));
+    task.tree_rows = 0;
     let (task, draft) = run(&mut executor, vec![task]).remove(0);
     let (slot, mut ids) = (engine.open(), sequence.ids.clone());
     let listed: Vec<Candidates> = (0..4)
@@ -260,7 +264,8 @@ fn the_kv_of_another_path_is_noticed() {
     let noticed = |seed: u64| {
         let mut sequence = Sequence::new(&mut executor, seed, SamplingParams::default());
         let prompt = sequence.ids.clone();
-        let task = sequence.task(&mut executor, (4, 12));
+        let mut task = sequence.task(&mut executor, (4, 12));
+        task.tree_rows = 0;
         let (task, draft) = run(&mut executor, vec![task]).remove(0);
         let (first, other) = (draft.first_path(), draft.token_ids[1]);
         sequence.cached = task.cached;
@@ -269,7 +274,8 @@ fn the_kv_of_another_path_is_noticed() {
         sequence.cached.truncate(prompt.len() as u32);
         sequence.cached.append(&sequence.ids[prompt.len()..][..1]);
         sequence.held = prompt.len() + 1;
-        let task = sequence.task(&mut executor, (4, 12));
+        let mut task = sequence.task(&mut executor, (4, 12));
+        task.tree_rows = 0;
         let (_, found) = run(&mut executor, vec![task]).remove(0);
         executor.close(sequence.slot);
         found != expected(&mut engine, &sequence.spec, &sequence.ids, (4, 12))

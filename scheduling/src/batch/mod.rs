@@ -7,6 +7,7 @@
 mod delay;
 pub mod groups;
 
+use speculation::tree::TreeGrowth;
 use speculation::{Step, Work};
 
 pub(crate) use delay::{DraftingSequences, ReadyGroup, ReturnTimes};
@@ -54,6 +55,11 @@ impl StepRows {
         // An unfinished draft runs its latest token.
         let goes_on = context == 0 && num_drafted > 0;
         Self { context, tail: drafted + u32::from(goes_on) }
+    }
+
+    /// Rows of the next forward of a draft that grows a tree.
+    pub fn of_tree(tree: &TreeGrowth) -> Self {
+        Self { context: 0, tail: tree.num_next() as u32 }
     }
 
     /// Total number of rows.

@@ -53,6 +53,17 @@ fn a_delay_is_never_shorter_than_a_thread_needs_to_wake_up() {
 }
 
 #[test]
+fn a_tree_runs_more_rows_per_forward_where_they_are_free() {
+    let rows = |points: &[(u32, u64)], num_sequences| {
+        let former: BatchFormer<char> = BatchFormer::new(StepTimes::of_rows(points), GroupRules::default());
+        former.tree_rows(num_sequences, 100)
+    };
+    let (free, dear) = (&[(1, 4_000), (64, 4_000), (512, 32_000)][..], &[(1, 4_000), (8, 5_600)][..]);
+    assert_eq!([1, 8, 16, 64].map(|num_sequences| rows(free, num_sequences)), [8, 8, 4, 2]);
+    assert_eq!((rows(dear, 1), rows(&[], 1)), (2, 2));
+}
+
+#[test]
 fn a_forgotten_sequence_is_not_waited_for() {
     let mut former = flat();
     away(&mut former, "ab");

@@ -11,10 +11,12 @@ pub struct Explanation {
     pub k: u32,
     /// Maximum k.
     pub max_k: u32,
-    /// Siblings that its drafts get as leaves, if the target verifies trees.
+    /// Tokens of its drafts beside the chain, if the target verifies trees.
     pub leaves: u32,
     /// By rank, the probability that a sibling is drawn where the first token was not.
     pub siblings: Vec<f64>,
+    /// Acceptance after such a sibling, as a share of a chain's; 0 if trees have no branches.
+    pub continuation: f64,
     /// Reason for this k.
     pub why: ChoiceReason,
     /// Load at the lane's latest decision; absent before its first round.
@@ -60,7 +62,7 @@ pub enum ChoiceReason {
 pub struct Outlook {
     /// The k.
     pub k: u32,
-    /// Siblings that drafts of this k get as leaves.
+    /// Tokens that drafts of this k get beside the chain.
     pub num_leaves: u32,
     /// Expected number of committed tokens per round, including the target's own.
     pub expected_tokens: f64,

@@ -15,7 +15,7 @@ use crate::cost::WorkerCost;
 pub struct JointChoice {
     /// Its draft length; 0: drafting is not worth enough.
     pub k: u32,
-    /// Siblings that its drafts would have as leaves.
+    /// Tokens that its drafts would have beside the chain.
     pub num_leaves: u32,
     /// Its speed then, divided by its best speed alone.
     pub gain: f64,
@@ -88,7 +88,9 @@ impl Load {
             Drafting::OneToken => (2 * self.other_sequences, 0),
             Drafting::Joint => (rows, plain_sequences),
         };
-        Self { other_rows, other_plain_sequences, draft_sequences, ..*self }
+        // One token each has no leaves: every lane would fill the rows that it takes for free.
+        let supports_trees = self.supports_trees && drafting != Drafting::OneToken;
+        Self { other_rows, other_plain_sequences, draft_sequences, supports_trees, ..*self }
     }
 
     /// The same load if they made their joint choices, with one drafted token for lanes that would not draft.

@@ -47,7 +47,7 @@ pub struct LaneView {
     pub sequences: u32,
     /// Its draft length.
     pub k: u32,
-    /// Siblings that its drafts have as leaves.
+    /// Tokens of its drafts beside the chain.
     pub num_leaves: u32,
     /// Mean number of tokens per sequence.
     pub context: f64,
@@ -79,7 +79,9 @@ impl Load {
     /// Load of lane `own` among the `lanes` at one target. `draft_sequences` is the number of sequences of all
     /// lanes at one draft worker, whether they draft now or not.
     pub fn of(lanes: &[LaneView], own: usize, draft_sequences: u32) -> Self {
-        let (mut other_rows, mut sequences, mut plain, mut others_round_us) = (0, 0, 0, 0.0);
+        let (mut other_rows, mut sequences, mut plain) = (0, 0, 0);
+        // Lanes that have just changed k have no round time yet.
+        let (mut timed_sequences, mut others_round_us) = (0, 0.0);
         let mut drafting = lanes[own].sequences;
         let mut joint = JointLoad::default();
         for (_, lane) in lanes.iter().enumerate().filter(|(i, lane)| *i != own && lane.sequences > 0) {
@@ -87,9 +89,10 @@ impl Load {
             sequences += lane.sequences;
             *(if lane.k > 0 { &mut drafting } else { &mut plain }) += lane.sequences;
             joint.add(lane.sequences, lane.joint);
+            timed_sequences += if lane.round_us > 0.0 { lane.sequences } else { 0 };
             others_round_us += f64::from(lane.sequences) * lane.round_us;
         }
-        others_round_us /= f64::from(sequences.max(1));
+        others_round_us /= f64::from(timed_sequences.max(1));
         let all = f64::from((lanes[own].sequences + sequences).max(1));
         let at_draft = f64::from(draft_sequences) * f64::from(drafting) / all;
         Self {

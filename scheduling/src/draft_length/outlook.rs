@@ -36,7 +36,7 @@ impl DraftLength {
             // Other trees that are slower than k = 0 even if their leaves take no time need no price.
             let has_leaves = k > 0 && load.supports_trees && {
                 let left = 1.0 - accepted_by_position[k as usize - 1];
-                k == self.k || (chain_tokens + self.siblings.worth_limit(left)) * plain_us > chain_us
+                k == self.k || (chain_tokens + self.siblings.worth_limit(k, left)) * plain_us > chain_us
             };
             let TreeSize { num_leaves, expected_tokens } = match has_leaves {
                 true => {

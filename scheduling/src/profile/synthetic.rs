@@ -8,17 +8,12 @@ use std::sync::Arc;
 
 use speculation::acceptance::{ends_draft, finish_reason};
 use speculation::cached_sequence::CachedSequence;
-use speculation::tree::{Candidates, with_leaves};
+use speculation::tree::{Candidates, TreeGrowth, with_leaves};
 use speculation::{Draft, Proposal, ReplyBody, Role, SequenceSpec, Step, TokenId, TokenSpan, Work};
 
-use super::text::{NUM_SIBLINGS, SyntheticText};
+use super::text::{SIBLING_RATES, SyntheticText};
 use super::{PoolProfile, Profile};
 use crate::batch::StepChunk;
-
-/// Surprise of every token, and the margins of the candidates: those from which [`speculation::tree`]
-/// predicts the rates of the bundled pair at T = 1, by rank.
-const SURPRISE: f64 = 0.5;
-const MARGINS: [f64; 1 + NUM_SIBLINGS] = [0.0, 0.465, 0.868, 1.191, 1.55, 1.817, 1.976, 2.459];
 
 /// The synthetic model of one role.
 #[derive(Debug, Clone)]
@@ -38,6 +33,10 @@ pub struct StepInProgress<'a> {
     pub context_done: &'a mut usize,
     /// Tokens drafted so far.
     pub drafted: &'a mut Draft,
+    /// Maximum rows per forward of a tree; 0: trees have leaves only.
+    pub tree_rows: usize,
+    /// The tree so far, if one grows; replaces `drafted`.
+    pub tree: &'a mut Option<TreeGrowth>,
     /// For each context id except the first, whether the model would have drawn it.
     pub agreed: &'a mut Vec<bool>,
 }
@@ -73,7 +72,8 @@ impl SyntheticModel {
         let spec = Arc::clone(at.cached.spec().expect("an admitted step has a spec"));
         let outputs = SequenceOutputs { model: self, spec: &spec, seconds };
         // In the first forward that ends the context nothing has been drafted yet.
-        if self.role == Role::Draft && at.drafted.token_ids.is_empty() && at.step.is_comparable(&spec) {
+        let is_first = at.drafted.token_ids.is_empty() && at.tree.is_none();
+        if self.role == Role::Draft && is_first && at.step.is_comparable(&spec) {
             *at.agreed = outputs.agreed(at.step);
         }
         match &at.step.work {
@@ -82,6 +82,11 @@ impl SyntheticModel {
                 let span = outputs.verify(at.step.start(), draft);
                 at.cached.append(&span.token_ids[..span.num_accepted as usize]);
                 Some(ReplyBody::Span(span))
+            }
+            Work::Propose { num_draft_tokens, num_tree_tokens }
+                if at.tree_rows > 0 && num_tree_tokens > num_draft_tokens && *num_draft_tokens > 0 =>
+            {
+                outputs.grow_tree(at, (*num_draft_tokens, *num_tree_tokens))
             }
             Work::Propose { num_draft_tokens, .. } => {
                 at.cached.append(at.drafted.token_ids.last().map_or(&[], std::slice::from_ref));
@@ -152,20 +157,52 @@ impl SequenceOutputs<'_> {
 
     /// A draft model's candidates for each position of a chain, the chain's token first.
     fn candidates(&self, start: u32, chain: &[TokenId]) -> Vec<Candidates> {
-        let text = self.text();
-        let candidates = |(position, &first): (u32, &TokenId)| {
-            let mut token_ids = vec![first];
-            token_ids.extend(text.siblings(position, first));
-            Candidates { token_ids, margins: MARGINS.to_vec(), surprise: SURPRISE }
-        };
-        (start..).zip(chain).map(candidates).collect()
+        let candidates = |(in_a_row, &first)| self.candidates_after(start, in_a_row, first);
+        chain.iter().enumerate().map(candidates).collect()
+    }
+
+    /// A draft model's candidates after `in_a_row` drafted tokens, `first` first.
+    fn candidates_after(&self, start: u32, in_a_row: usize, first: TokenId) -> Candidates {
+        let rate = self.rate(in_a_row);
+        let mut token_ids = vec![first];
+        token_ids.extend(self.text().siblings(start + in_a_row as u32, first));
+        let of_siblings = SIBLING_RATES.iter().map(|of_wrong| (1.0 - rate) * of_wrong);
+        let chances: Vec<f64> = std::iter::once(rate).chain(of_siblings).collect();
+        Candidates::from_chances(token_ids, &chances)
+    }
+
+    /// The model's token after `in_a_row` drafted tokens.
+    fn guess(&self, start: u32, in_a_row: usize) -> TokenId {
+        self.text().draft_token(start + in_a_row as u32, self.rate(in_a_row))
+    }
+
+    /// Adds the candidates after the rows that ran to the step's tree. Returns the proposal once it is complete.
+    fn grow_tree(
+        &self,
+        at: &mut StepInProgress<'_>,
+        (num_positions, num_tokens): (u32, u32),
+    ) -> Option<ReplyBody> {
+        let start = at.step.start();
+        let num_positions = num_positions.min(self.spec.max_len.saturating_sub(start).max(1)) as usize;
+        let new = || TreeGrowth::new(num_positions, num_tokens as usize, at.tree_rows);
+        let tree = at.tree.get_or_insert_with(new);
+        let candidates =
+            |path: &Vec<TokenId>| self.candidates_after(start, path.len(), self.guess(start, path.len()));
+        let found: Vec<Candidates> = tree.next_paths().iter().map(candidates).collect();
+        tree.add_candidates(&found, |id| ends_draft(self.spec, id));
+        if tree.num_next() > 0 {
+            return None;
+        }
+        let draft = tree.draft();
+        let path = draft.first_path();
+        at.cached.append(&path[..path.len().saturating_sub(1)]);
+        Some(ReplyBody::Proposal(Proposal { start, draft }))
     }
 
     /// Adds a drafted token, as a draft worker's model does.
     fn draft_next(&self, (start, k): (u32, u32), drafted: &mut Vec<TokenId>) {
         if k > 0 {
-            let rate = self.rate(drafted.len());
-            drafted.push(self.text().draft_token(start + drafted.len() as u32, rate));
+            drafted.push(self.guess(start, drafted.len()));
         }
     }
 

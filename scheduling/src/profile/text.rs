@@ -35,11 +35,11 @@ enum Purpose {
 }
 
 /// Number of candidates after the first.
-pub(super) const NUM_SIBLINGS: usize = MAX_CANDIDATES - 1;
+const NUM_SIBLINGS: usize = MAX_CANDIDATES - 1;
 
 /// Share of positions with a wrong first token at which each of the next candidates is right: measured on the
 /// bundled pair at T = 1 over 11,698 positions, as in tests/examples/tree_shapes.
-const SIBLING_RATES: [f64; NUM_SIBLINGS] = [0.345, 0.157, 0.094, 0.058, 0.043, 0.036, 0.022];
+pub(super) const SIBLING_RATES: [f64; NUM_SIBLINGS] = [0.345, 0.157, 0.094, 0.058, 0.043, 0.036, 0.022];
 
 impl SyntheticText {
     /// The token that the target draws at `position`.

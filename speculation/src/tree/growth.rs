@@ -10,13 +10,16 @@
 //!
 //! The choice of rows, and so the proposal, never changes a committed token. Nothing here uses logits.
 
+use std::ops::RangeInclusive;
+
 use super::leaves::OTHER_WEIGHT;
 use super::{Candidates, MAX_TREE_TOKENS};
 use crate::{Draft, TokenId};
 
-/// Maximum rows per forward. With 1, trees of the bundled pair are as good but take more forwards; with 8
-/// there are fewer forwards, but some rows are wasted (docs/measurements/acceptance.md).
-const MAX_ROWS: usize = 2;
+/// Useful numbers of rows per forward. With one row, trees of the bundled pair are as good as with two but take
+/// more forwards. With four, trees of 4 positions are up to 1.02 times as good, with eight no better
+/// (docs/measurements/acceptance.md). Drafts whose candidates are less unequal gain more from further rows.
+pub const ROWS_PER_FORWARD: RangeInclusive<usize> = 2..=8;
 
 /// A growing tree. See the module documentation.
 #[derive(Debug, Clone)]
@@ -49,15 +52,15 @@ struct Node {
 }
 
 impl TreeGrowth {
-    /// Creates a tree with at most `num_positions` positions, in as many forwards, and at most `num_tokens`
-    /// ids. Its first forward ends with the context's last id.
-    pub fn new(num_positions: usize, num_tokens: usize) -> Self {
+    /// Creates a tree with at most `num_positions` positions, in as many forwards of at most `num_rows` rows,
+    /// and at most `num_tokens` ids. Its first forward ends with the context's last id.
+    pub fn new(num_positions: usize, num_tokens: usize, num_rows: usize) -> Self {
         let root =
             Node { parent: 0, token_id: 0, depth: 0, chance: 1.0, row: Some(0), is_last: num_positions == 0 };
         Self {
             num_positions,
             num_tokens: num_tokens.min(MAX_TREE_TOKENS),
-            num_rows: MAX_ROWS,
+            num_rows,
             nodes: vec![root],
             rows: vec![0],
             num_run: 0,
@@ -65,14 +68,9 @@ impl TreeGrowth {
         }
     }
 
-    /// Limits the rows per forward.
-    pub fn with_max_rows(self, num_rows: usize) -> Self {
-        Self { num_rows, ..self }
-    }
-
     /// Maximum total rows of all forwards after the context.
-    pub fn max_rows(num_positions: usize) -> usize {
-        num_positions.saturating_sub(1) * MAX_ROWS
+    pub fn max_rows(num_positions: usize, num_rows: usize) -> usize {
+        num_positions.saturating_sub(1) * num_rows
     }
 
     /// The paths to the rows of the next forward, each ending with the row's own id; empty once the tree is

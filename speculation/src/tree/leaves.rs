@@ -48,6 +48,24 @@ impl Candidates {
         Self { token_ids, margins, surprise: f64::from(surprise) }
     }
 
+    /// Candidates that the target draws with about these probabilities, best first: the inverse of
+    /// [`Candidates::chances`].
+    pub fn from_chances(token_ids: Vec<TokenId>, chances: &[f64]) -> Self {
+        let positive = |chance: &f64| chance.max(f64::MIN_POSITIVE);
+        let first = chances.first().map_or(1.0, positive);
+        let other = (1.0 - chances.iter().sum::<f64>()).max(0.0) / first;
+        let surprise = ((other - OTHER_WEIGHT) / OTHER_WEIGHT_PER_NAT).clamp(0.0, MAX_SURPRISE);
+        let deviation = DEVIATION + DEVIATION_PER_NAT * surprise;
+        let margin =
+            |chance: &f64| deviation * ((first / positive(chance)).powf(1.0 / f64::from(POWER)) - 1.0);
+        let mut least = 0.0_f64;
+        let margins = chances.iter().map(|chance| {
+            least = least.max(margin(chance));
+            least
+        });
+        Self { token_ids, margins: margins.collect(), surprise }
+    }
+
     /// Probability that the target draws each candidate. Fitted to the bundled pair
     /// (docs/measurements/acceptance.md).
     pub(super) fn chances(&self) -> impl Iterator<Item = f64> {
@@ -126,6 +144,22 @@ mod tests {
             position(&[8, 9, 10], &[0.0, 0.5, 1.0]),
             position(&[11, 12, 13], &[0.0, 0.4, 9.0]),
         ]
+    }
+
+    #[test]
+    fn candidates_have_the_chances_that_they_were_made_from() {
+        for chances in [[0.8, 0.07, 0.03, 0.01], [0.556, 0.15, 0.07, 0.04], [0.4, 0.2, 0.15, 0.0]] {
+            let candidates = Candidates::from_chances(vec![5, 6, 7, 8], &chances);
+            for (found, expected) in candidates.chances().zip(chances) {
+                assert!((found - expected).abs() < 0.01, "{candidates:?}: {found} for {expected}");
+            }
+        }
+        // No chance is 0 and none above 1, and the first is always the best.
+        for chances in [[1.0, 0.0], [0.0, 0.3], [0.0, 0.0]] {
+            let candidates = Candidates::from_chances(vec![5, 6], &chances);
+            assert!(candidates.margins.is_sorted() && candidates.margins[0] == 0.0, "{candidates:?}");
+            assert!(candidates.chances().all(|chance| (0.0..1.0).contains(&chance)), "{candidates:?}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@
 mod growth;
 mod leaves;
 
-pub use growth::TreeGrowth;
+pub use growth::{ROWS_PER_FORWARD, TreeGrowth};
 pub use leaves::{Alternative, Candidates, ranked_alternatives, with_leaves};
 
 use crate::{Draft, TokenId};

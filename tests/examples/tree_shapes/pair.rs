@@ -8,7 +8,7 @@ use engine::{Engine, LoadOptions, Logits, SequenceRows, SlotId, TokenId, TreeRow
 use speculation::acceptance::{Guess, RawRows, Verification, finish_reason, guess, guess_candidates, verify};
 use speculation::logits::{TokenCounts, apply_filters};
 use speculation::noise::{Noise, Purpose};
-use speculation::tree::{MAX_CANDIDATES, TreeGrowth, with_leaves};
+use speculation::tree::{MAX_CANDIDATES, ROWS_PER_FORWARD, TreeGrowth, with_leaves};
 use speculation::{AcceptanceMode, Draft, SamplingParams, SequenceSpec};
 use tests::block_verification::{Block, pick};
 
@@ -191,10 +191,7 @@ impl Pair {
         Shape { kind, depth, tokens, rows }: Shape,
     ) -> anyhow::Result<Draft> {
         let (slot, start) = (state.slot, ids.len() as u32);
-        let mut tree = TreeGrowth::new(depth, tokens);
-        if let Some(rows) = rows {
-            tree = tree.with_max_rows(rows);
-        }
+        let mut tree = TreeGrowth::new(depth, tokens, rows.unwrap_or(*ROWS_PER_FORWARD.start()));
         let mut token_ids = ids[state.cached_ids.len()..].to_vec();
         loop {
             let paths = tree.next_paths();

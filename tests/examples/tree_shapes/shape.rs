@@ -45,7 +45,7 @@ pub(crate) struct Shape {
     pub(crate) kind: Kind,
     pub(crate) depth: usize,
     pub(crate) tokens: usize,
-    /// Maximum rows per forward, if different from a draft worker's.
+    /// Maximum rows per forward, if more than a draft worker's least.
     pub(crate) rows: Option<usize>,
 }
 

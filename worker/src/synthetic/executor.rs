@@ -130,6 +130,8 @@ fn in_progress(task: &mut Task) -> StepInProgress<'_> {
         cached: &mut task.cached,
         context_done: &mut task.context_done,
         drafted: &mut task.guesses,
+        tree_rows: task.tree_rows,
+        tree: &mut task.tree,
         agreed: &mut task.agreed,
     }
 }
@@ -230,6 +232,8 @@ fn needs_model(spec: &SequenceSpec) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use speculation::cached_sequence::{Admission, CachedSequence};
     use speculation::{SamplingParams, SequenceId, Step, Work};
 
@@ -308,6 +312,31 @@ mod tests {
             let [task] = tasks.make_contiguous() else { panic!("it is not complete") };
             assert_eq!((task.guesses.token_ids.len(), task.candidates.len()), (num_guesses, num_guesses));
             assert!(task.candidates.iter().all(|at| at.token_ids.len() > 1));
+        }
+    }
+
+    #[test]
+    fn a_tree_has_branches_where_its_rows_can_run() {
+        for (tree_rows, forwards) in [(0, 3), (4, 3)] {
+            let mut executor = worker(Role::Draft);
+            let spec = SequenceSpec { max_len: 100, prompt_len: 3, ..SequenceSpec::default() };
+            let work = Work::Propose { num_draft_tokens: 3, num_tree_tokens: 16 };
+            let mut tasks = VecDeque::from([task(&mut executor, spec, work)]);
+            tasks[0].tree_rows = tree_rows;
+            let mut done = Vec::new();
+            while done.is_empty() {
+                done = executor.advance(&mut tasks, u32::MAX).expect("there is room");
+            }
+            let (task, ReplyBody::Proposal(proposal)) = &done[0] else { panic!("{done:?}") };
+            let draft = &proposal.draft;
+            assert_eq!((draft.token_ids.len(), draft.check_shape()), (16, Ok(())));
+            let first = draft.first_path();
+            let parents: BTreeSet<usize> = (0..16).map(|i| draft.parent(i)).collect();
+            let has_branches = parents.len() > first.len();
+            assert_eq!((has_branches, executor.stats.forwards), (tree_rows > 0, forwards));
+            // The sequence holds its context and the first path without its last token.
+            let held = (3 + first.len() - 1) as u32;
+            assert_eq!((task.cached.len(), executor.slots[&task.slot]), (held, held));
         }
     }
 }

@@ -107,16 +107,16 @@ proptest! {
     #[test]
     fn every_tree_is_one_that_a_target_takes(
         made_up in made_up(),
-        (num_positions, num_tokens) in (1_usize..12, 1_usize..70),
+        (num_positions, num_tokens, num_rows) in (1_usize..12, 1_usize..70, 1_usize..6),
     ) {
-        let (tree, forwards) = made_up.grow(TreeGrowth::new(num_positions, num_tokens));
+        let (tree, forwards) = made_up.grow(TreeGrowth::new(num_positions, num_tokens, num_rows));
         let draft = tree.draft();
         // Closed under parents, in order of depth, no id twice below one row.
         prop_assert_eq!(draft.check_shape(), Ok(()));
         prop_assert!(draft.token_ids.len() <= num_tokens.min(MAX_TREE_TOKENS));
         prop_assert!(draft.depth() as usize <= num_positions && !draft.token_ids.is_empty());
-        prop_assert!(forwards.len() < num_positions && forwards.iter().all(|&rows| rows <= MAX_ROWS));
-        prop_assert!(forwards.iter().sum::<usize>() <= TreeGrowth::max_rows(num_positions));
+        prop_assert!(forwards.len() < num_positions && forwards.iter().all(|&rows| rows <= num_rows));
+        prop_assert!(forwards.iter().sum::<usize>() <= TreeGrowth::max_rows(num_positions, num_rows));
         // Every row's children are its best candidates, best first.
         for row in 0..=draft.token_ids.len() {
             let children: Vec<TokenId> = (0..draft.token_ids.len())
@@ -142,7 +142,7 @@ proptest! {
         made_up in made_up(),
         (num_positions, num_tokens) in (1_usize..5, 1_usize..20),
     ) {
-        let unbounded = TreeGrowth::new(num_positions, num_tokens).with_max_rows(usize::MAX);
+        let unbounded = TreeGrowth::new(num_positions, num_tokens, usize::MAX);
         let (tree, _) = made_up.grow(unbounded);
         let mut chances: Vec<f64> = tree.best().iter().map(|&node| tree.nodes[node].chance).collect();
         chances.sort_by(|a, b| b.total_cmp(a));
@@ -157,7 +157,7 @@ proptest! {
 fn a_sure_draft_goes_deep_and_an_unsure_one_wide() {
     let depth = |spread: f64| {
         let made_up = MadeUp { seed: 4, spread, num_candidates: 4 };
-        made_up.grow(TreeGrowth::new(8, 8)).0.draft().depth()
+        made_up.grow(TreeGrowth::new(8, 8, 2)).0.draft().depth()
     };
     assert!((depth(0.0), depth(1e6) >= 5) == (2, true), "{} and {}", depth(0.0), depth(1e6));
 }
@@ -165,7 +165,7 @@ fn a_sure_draft_goes_deep_and_an_unsure_one_wide() {
 #[test]
 fn without_other_candidates_it_is_the_chain() {
     let made_up = MadeUp { seed: 11, spread: 1.0, num_candidates: 1 };
-    let (tree, forwards) = made_up.grow(TreeGrowth::new(5, 9));
+    let (tree, forwards) = made_up.grow(TreeGrowth::new(5, 9, 2));
     let draft = tree.draft();
     assert!(!draft.is_tree());
     assert_eq!((draft.token_ids.len(), forwards), (5, vec![1, 1, 1, 1]));
