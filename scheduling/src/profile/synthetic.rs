@@ -167,8 +167,7 @@ impl SequenceOutputs<'_> {
         let mut token_ids = vec![first];
         token_ids.extend(self.text().siblings(start + in_a_row as u32, first));
         let of_siblings = SIBLING_RATES.iter().map(|of_wrong| (1.0 - rate) * of_wrong);
-        let chances: Vec<f64> = std::iter::once(rate).chain(of_siblings).collect();
-        Candidates::from_chances(token_ids, &chances)
+        Candidates::new(token_ids, std::iter::once(rate).chain(of_siblings))
     }
 
     /// The model's token after `in_a_row` drafted tokens.

@@ -139,10 +139,9 @@ impl World {
                 let token_ids = ids.split_off(start as usize);
                 let held = token_ids.len().saturating_sub(1);
                 self.worker(role).cached.append(&token_ids[..held]);
-                let position = |&id: &TokenId| Candidates {
-                    token_ids: vec![id, (id + 1) % VOCAB, (id + VOCAB - 1) % VOCAB],
-                    margins: vec![0.0, 1.0, 1.0],
-                    surprise: 0.5,
+                let position = |&id: &TokenId| {
+                    let token_ids = vec![id, (id + 1) % VOCAB, (id + VOCAB - 1) % VOCAB];
+                    Candidates::new(token_ids, [0.6, 0.2, 0.2])
                 };
                 let positions: Vec<Candidates> = token_ids.iter().map(position).collect();
                 let draft = with_leaves(&positions, *num_tree_tokens as usize);

@@ -12,7 +12,6 @@
 
 use std::ops::RangeInclusive;
 
-use super::leaves::OTHER_WEIGHT;
 use super::{Candidates, MAX_TREE_TOKENS};
 use crate::{Draft, TokenId};
 
@@ -112,7 +111,7 @@ impl TreeGrowth {
         let ran: Vec<usize> = self.rows[self.num_run..].to_vec();
         for (&parent, candidates) in ran.iter().zip(found) {
             let Node { depth, chance, .. } = self.nodes[parent];
-            for (&token_id, of_row) in candidates.token_ids.iter().zip(candidates.chances()) {
+            for (&token_id, &of_row) in candidates.token_ids.iter().zip(candidates.chances()) {
                 let is_last = depth + 1 >= self.num_positions || is_last(token_id);
                 let chance = chance * of_row;
                 self.nodes.push(Node { parent, token_id, depth: depth + 1, chance, row: None, is_last });
@@ -132,8 +131,8 @@ impl TreeGrowth {
         let floor = best.last().filter(|_| is_full).map_or(0.0, |&node| self.nodes[node].chance);
         let may_add = |&node: &usize| {
             let Node { row, is_last, chance, .. } = self.nodes[node];
-            // Upper bound of the probability of its best child.
-            row.is_none() && !is_last && chance / (1.0 + OTHER_WEIGHT) > floor
+            // Its best child is at most as likely.
+            row.is_none() && !is_last && chance > floor
         };
         let mut next: Vec<usize> = best.iter().copied().filter(may_add).take(self.num_rows).collect();
         next.sort_by_key(|&node| (self.nodes[node].depth, node));

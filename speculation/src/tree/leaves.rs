@@ -6,22 +6,26 @@
 //! best. The target adds the same noise to its own logits, so the order can only change because the two
 //! models' logits differ. Measured in logits, that difference is the same at every temperature.
 
+use super::MAX_CANDIDATES;
 use crate::{Draft, SamplingParams, TokenId};
 
-/// Scale, in logits, of the margin at which a lower-scored token still overtakes: about the difference
-/// between the bundled pair's logits, plus an increase per nat of the draft's surprise. Pairs that differ
+/// Scale, in logits, of the margin at which a lower-scored token still overtakes: about the difference between
+/// the bundled pair's logits, plus an increase per nat of the draft's surprise. This and the next two numbers
+/// are fitted to that pair's draws at T = 0, 0.7 and 1 (docs/measurements/acceptance.md). Pairs that differ
 /// less or more get trees of nearly the same shape.
-const DEVIATION: f64 = 0.8;
-const DEVIATION_PER_NAT: f64 = 0.15;
+const DEVIATION: f64 = 1.1;
+const DEVIATION_PER_NAT: f64 = 0.2;
 
 /// Exponent of the decay with the margin: the difference between two models has heavier tails than a logistic
 /// distribution.
-const POWER: i32 = 3;
+const POWER: i32 = 4;
 
-/// Weight of draws that match none of the candidates, for a certain draft and per nat of its surprise; the
-/// first candidate has weight 1.
-pub(super) const OTHER_WEIGHT: f64 = 0.05;
-const OTHER_WEIGHT_PER_NAT: f64 = 0.1;
+/// Weight of all draws that are none of the candidates, as a multiple of the last candidate's: they are less
+/// likely than it, and many.
+const TAIL: f64 = 5.0;
+
+/// The same where the draft has no other tokens to list, as a multiple of the first candidate's: the target may.
+const UNLISTED: f64 = 0.05;
 
 /// Surprise is capped here; larger values add no information.
 const MAX_SURPRISE: f64 = 6.0;
@@ -31,50 +35,43 @@ const MAX_SURPRISE: f64 = 6.0;
 pub struct Candidates {
     /// The ids, best first; the first is the chain's token.
     pub token_ids: Vec<TokenId>,
-    /// For each id, its distance below the first in logits; ascending, the first is 0.
-    pub margins: Vec<f64>,
-    /// Surprise of the first token: `-ln` of its probability under the draft at temperature 1, in nats. The
-    /// less certain a draft is, the more its target differs.
-    pub surprise: f64,
+    /// For each id, the probability that the target draws it; never more than that of the one before.
+    chances: Vec<f64>,
 }
 
 impl Candidates {
+    /// Creates candidates that the target draws with these probabilities, best first. None counts as likelier
+    /// than the one before it.
+    pub fn new(token_ids: Vec<TokenId>, chances: impl IntoIterator<Item = f64>) -> Self {
+        let mut most = 1.0_f64;
+        let chances = chances.into_iter().take(token_ids.len()).map(|chance| {
+            most = most.min(chance);
+            most
+        });
+        let chances = chances.collect();
+        Self { token_ids, chances }
+    }
+
     /// From ids and their scores, best first. A score is the logit divided by the temperature plus noise, or
-    /// the logit if the sequence is greedy.
+    /// the logit if the sequence is greedy. `surprise` is `-ln` of the first token's probability under the draft
+    /// at temperature 1, in nats: the less certain a draft is, the more its target differs.
     pub fn from_scores(sampling: &SamplingParams, best: &[(TokenId, f64)], surprise: f32) -> Self {
         let scale = if sampling.is_greedy() { 1.0 } else { f64::from(sampling.temperature) };
+        let deviation = DEVIATION + DEVIATION_PER_NAT * f64::from(surprise).clamp(0.0, MAX_SURPRISE);
         let first = best.first().map_or(0.0, |best| best.1);
-        let (token_ids, margins) = best.iter().map(|&(id, score)| (id, (first - score) * scale)).unzip();
-        Self { token_ids, margins, surprise: f64::from(surprise) }
+        let weight = |score: f64| (1.0 + (first - score) * scale / deviation).powi(-POWER);
+        let weights: Vec<f64> = best.iter().map(|&(_, score)| weight(score)).collect();
+        let other = match weights.last() {
+            Some(last) if weights.len() >= MAX_CANDIDATES => TAIL * last,
+            _ => UNLISTED,
+        };
+        let sum: f64 = other + weights.iter().sum::<f64>();
+        Self::new(best.iter().map(|best| best.0).collect(), weights.into_iter().map(|weight| weight / sum))
     }
 
-    /// Candidates that the target draws with about these probabilities, best first: the inverse of
-    /// [`Candidates::chances`].
-    pub fn from_chances(token_ids: Vec<TokenId>, chances: &[f64]) -> Self {
-        let positive = |chance: &f64| chance.max(f64::MIN_POSITIVE);
-        let first = chances.first().map_or(1.0, positive);
-        let other = (1.0 - chances.iter().sum::<f64>()).max(0.0) / first;
-        let surprise = ((other - OTHER_WEIGHT) / OTHER_WEIGHT_PER_NAT).clamp(0.0, MAX_SURPRISE);
-        let deviation = DEVIATION + DEVIATION_PER_NAT * surprise;
-        let margin =
-            |chance: &f64| deviation * ((first / positive(chance)).powf(1.0 / f64::from(POWER)) - 1.0);
-        let mut least = 0.0_f64;
-        let margins = chances.iter().map(|chance| {
-            least = least.max(margin(chance));
-            least
-        });
-        Self { token_ids, margins: margins.collect(), surprise }
-    }
-
-    /// Probability that the target draws each candidate. Fitted to the bundled pair
-    /// (docs/measurements/acceptance.md).
-    pub(super) fn chances(&self) -> impl Iterator<Item = f64> {
-        let surprise = self.surprise.clamp(0.0, MAX_SURPRISE);
-        let deviation = DEVIATION + DEVIATION_PER_NAT * surprise;
-        let other = OTHER_WEIGHT + OTHER_WEIGHT_PER_NAT * surprise;
-        let weight = move |margin: &f64| (1.0 + margin / deviation).powi(-POWER);
-        let sum: f64 = other + self.margins.iter().map(weight).sum::<f64>();
-        self.margins.iter().map(move |margin| weight(margin) / sum)
+    /// For each candidate, the probability that the target draws it.
+    pub fn chances(&self) -> &[f64] {
+        &self.chances
     }
 }
 
@@ -95,7 +92,7 @@ pub fn ranked_alternatives(positions: &[Candidates]) -> Vec<Alternative> {
     let mut reached = 1.0;
     for (position, candidates) in positions.iter().enumerate() {
         let mut of_first = 1.0;
-        for (rank, chance) in candidates.chances().enumerate() {
+        for (rank, &chance) in candidates.chances.iter().enumerate() {
             match rank {
                 0 => of_first = chance,
                 _ => alternatives.push(Alternative { position, rank, chance: reached * chance }),
@@ -135,7 +132,10 @@ mod tests {
     use super::*;
 
     fn position(token_ids: &[TokenId], margins: &[f64]) -> Candidates {
-        Candidates { token_ids: token_ids.to_vec(), margins: margins.to_vec(), surprise: 0.5 }
+        let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+        let best: Vec<(TokenId, f64)> =
+            token_ids.iter().zip(margins).map(|(&id, margin)| (id, -margin)).collect();
+        Candidates::from_scores(&greedy, &best, 0.5)
     }
 
     fn positions() -> [Candidates; 3] {
@@ -147,19 +147,27 @@ mod tests {
     }
 
     #[test]
-    fn candidates_have_the_chances_that_they_were_made_from() {
-        for chances in [[0.8, 0.07, 0.03, 0.01], [0.556, 0.15, 0.07, 0.04], [0.4, 0.2, 0.15, 0.0]] {
-            let candidates = Candidates::from_chances(vec![5, 6, 7, 8], &chances);
-            for (found, expected) in candidates.chances().zip(chances) {
-                assert!((found - expected).abs() < 0.01, "{candidates:?}: {found} for {expected}");
-            }
-        }
-        // No chance is 0 and none above 1, and the first is always the best.
-        for chances in [[1.0, 0.0], [0.0, 0.3], [0.0, 0.0]] {
-            let candidates = Candidates::from_chances(vec![5, 6], &chances);
-            assert!(candidates.margins.is_sorted() && candidates.margins[0] == 0.0, "{candidates:?}");
-            assert!(candidates.chances().all(|chance| (0.0..1.0).contains(&chance)), "{candidates:?}");
-        }
+    fn chances_fall_with_the_margin_and_leave_some_for_other_tokens() {
+        let chances = |margins: &[f64], surprise: f32, temperature: f32| {
+            let sampling = SamplingParams { temperature, ..SamplingParams::default() };
+            let best: Vec<(TokenId, f64)> = (1..).zip(margins).map(|(id, margin)| (id, -margin)).collect();
+            Candidates::from_scores(&sampling, &best, surprise).chances().to_vec()
+        };
+        let full = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
+        let of_full = chances(&full, 0.5, 0.0);
+        assert!(of_full.is_sorted_by(|a, b| a > b) && of_full.iter().sum::<f64>() < 1.0);
+        let other = 1.0 - of_full.iter().sum::<f64>();
+        assert!((other / of_full[7] - TAIL).abs() < 1e-9, "the rest of the vocabulary");
+        // The same difference in logits at half the temperature.
+        assert_eq!(chances(&full.map(|margin| 2.0 * margin), 0.5, 0.5), of_full);
+        assert!(chances(&full, 3.0, 0.0)[0] < of_full[0], "a draft that is less certain");
+        // A filter left one token to the draft.
+        assert!(chances(&[0.0], 0.0, 0.0)[0] > 0.95);
+    }
+
+    #[test]
+    fn no_candidate_counts_as_likelier_than_a_better_one() {
+        assert_eq!(Candidates::new(vec![4, 5, 6], [0.2, 0.3, 0.1]).chances(), [0.2, 0.2, 0.1]);
     }
 
     #[test]

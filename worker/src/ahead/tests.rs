@@ -22,11 +22,7 @@ struct Counting {
 }
 
 fn candidates(at: u32) -> Candidates {
-    Candidates {
-        token_ids: vec![10 * at, 10 * at + 1, 10 * at + 2],
-        margins: vec![0.0, 1.0, 2.0],
-        surprise: 0.5,
-    }
+    Candidates::new(vec![10 * at, 10 * at + 1, 10 * at + 2], [0.6, 0.2, 0.1])
 }
 
 impl StepExecutor for Counting {

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::SamplingParams;
 
 /// A draft whose candidates after a path are a function of the path: `num_candidates` of them.
 #[derive(Debug, Clone, Copy)]
@@ -25,13 +26,13 @@ impl MadeUp {
         let first = below(10) as TokenId;
         let token_ids: Vec<TokenId> = (0..self.num_candidates as TokenId).map(|i| (first + i) % 10).collect();
         let mut margin = 0.0;
-        let margins = (0..self.num_candidates).map(|rank| {
+        let scores = token_ids.into_iter().enumerate().map(|(rank, id)| {
             // Some margins are equal.
             margin += if rank == 0 { 0.0 } else { below(4) as f64 / 3.0 * self.spread };
-            margin
+            (id, -margin)
         });
-        let margins = margins.collect();
-        Candidates { token_ids, margins, surprise: 0.5 }
+        let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+        Candidates::from_scores(&greedy, &scores.collect::<Vec<_>>(), 0.5)
     }
 
     /// Grows a tree; returns it with the number of rows of each forward after the context.
@@ -56,7 +57,7 @@ impl MadeUp {
         for _ in 0..num_positions {
             for (chance, path) in std::mem::take(&mut level) {
                 let candidates = self.behind(&path);
-                for (&id, of_row) in candidates.token_ids.iter().zip(candidates.chances()) {
+                for (&id, &of_row) in candidates.token_ids.iter().zip(candidates.chances()) {
                     let node = (chance * of_row, [&path[..], &[id]].concat());
                     all.push(node.clone());
                     level.extend((id != STOP).then_some(node));
@@ -97,7 +98,7 @@ fn paths(draft: &Draft) -> Vec<Vec<TokenId>> {
 }
 
 fn made_up() -> impl Strategy<Value = MadeUp> {
-    (any::<u64>(), prop_oneof![Just(0.0), 0.1..6.0], 1_usize..5)
+    (any::<u64>(), prop_oneof![Just(0.0), 0.1..6.0], 1_usize..9)
         .prop_map(|(seed, spread, num_candidates)| MadeUp { seed, spread, num_candidates })
 }
 
