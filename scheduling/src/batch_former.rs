@@ -143,8 +143,8 @@ impl<K: Ord + Copy> BatchFormer<K> {
         }
     }
 
-    /// Maximum rows per forward of a tree that is drafted for one of `num_sequences` sequences of this length: more
-    /// than the fewest useful ones only where they take little time.
+    /// Maximum rows per forward of a tree that is drafted for one of `num_sequences` sequences of this length:
+    /// more than the fewest useful ones only where they take little time.
     pub fn tree_rows(&self, num_sequences: u32, len: u32) -> usize {
         let sequences = f64::from(num_sequences);
         let forward_us = |rows: usize| {

@@ -1,5 +1,5 @@
-//! Number of tokens that a tree has beside its chain ([`speculation::tree`]), here its leaves: the number that
-//! promises the most tokens per second. Without a clock or randomness.
+//! Number of tokens that a tree has beside its chain ([`speculation::tree`]), here its leaves: the number
+//! that promises the most tokens per second. Without a clock or randomness.
 //!
 //! A leaf costs the target one row and the draft worker nothing. A sibling is worth one token if the chain is
 //! accepted up to its parent, the target does not draw the chain's next token, and draws the sibling instead.
@@ -37,8 +37,8 @@ pub(crate) struct SiblingRates {
 }
 
 impl SiblingRates {
-    /// Records a verification; only one that left its draft's path of first children is evidence. `rates[i]` is
-    /// the probability that token i of a chain is accepted if all before it are.
+    /// Records a verification; only one that left its draft's path of first children is evidence. `rates[i]`
+    /// is the probability that token i of a chain is accepted if all before it are.
     pub(crate) fn observe(&mut self, judged: &DraftOutcome, rates: &[f64]) {
         let Some(mismatch) = judged.mismatch else { return };
         let siblings = (mismatch.num_children as usize).saturating_sub(1).min(self.offered.len());

@@ -97,8 +97,8 @@ impl DraftAhead {
         }
     }
 
-    /// Whether this worker drafts ahead at all. What it guesses ahead are chains, so none of its proposals is a
-    /// tree with branches.
+    /// Whether this worker drafts ahead at all. What it guesses ahead are chains, so none of its proposals is
+    /// a tree with branches.
     pub fn is_enabled(&self) -> bool {
         self.max_branches > 0
     }

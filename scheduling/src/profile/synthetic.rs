@@ -175,7 +175,8 @@ impl SequenceOutputs<'_> {
         self.text().draft_token(start + in_a_row as u32, self.rate(in_a_row))
     }
 
-    /// Adds the candidates after the rows that ran to the step's tree. Returns the proposal once it is complete.
+    /// Adds the candidates after the rows that ran to the step's tree. Returns the proposal once it is
+    /// complete.
     fn grow_tree(
         &self,
         at: &mut StepInProgress<'_>,

@@ -15,8 +15,8 @@ use std::ops::RangeInclusive;
 use super::{Candidates, MAX_TREE_TOKENS};
 use crate::{Draft, TokenId};
 
-/// Useful numbers of rows per forward. With one row, trees of the bundled pair are as good as with two but take
-/// more forwards. With four, trees of 4 positions are up to 1.02 times as good, with eight no better
+/// Useful numbers of rows per forward. With one row, trees of the bundled pair are as good as with two but
+/// take more forwards. With four, trees of 4 positions are up to 1.01 times as good, with eight no better
 /// (docs/measurements/acceptance.md). Drafts whose candidates are less unequal gain more from further rows.
 pub const ROWS_PER_FORWARD: RangeInclusive<usize> = 2..=8;
 

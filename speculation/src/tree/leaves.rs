@@ -9,10 +9,10 @@
 use super::MAX_CANDIDATES;
 use crate::{Draft, SamplingParams, TokenId};
 
-/// Scale, in logits, of the margin at which a lower-scored token still overtakes: about the difference between
-/// the bundled pair's logits, plus an increase per nat of the draft's surprise. This and the next two numbers
-/// are fitted to that pair's draws at T = 0, 0.7 and 1 (docs/measurements/acceptance.md). Pairs that differ
-/// less or more get trees of nearly the same shape.
+/// Scale, in logits, of the margin at which a lower-scored token still overtakes: about the difference
+/// between the bundled pair's logits, plus an increase per nat of the draft's surprise. The numbers down to
+/// `TAIL` are fitted to that pair's draws at T = 0, 0.7 and 1 (docs/adr/0119). Pairs that differ less or more
+/// get trees of nearly the same shape.
 const DEVIATION: f64 = 1.1;
 const DEVIATION_PER_NAT: f64 = 0.2;
 
@@ -24,7 +24,8 @@ const POWER: i32 = 4;
 /// likely than it, and many.
 const TAIL: f64 = 5.0;
 
-/// The same where the draft has no other tokens to list, as a multiple of the first candidate's: the target may.
+/// The same where a filter left no other tokens to the draft, as a multiple of the first candidate's: the
+/// target may have some.
 const UNLISTED: f64 = 0.05;
 
 /// Surprise is capped here; larger values add no information.
