@@ -32,6 +32,14 @@ pub struct AcceptanceRules {
     pub bucket_drafts: f64,
 }
 
+/// For each position, the probability that it is reached and accepted.
+pub(crate) fn cumulative(rates: &[f64]) -> impl Iterator<Item = f64> {
+    rates.iter().scan(1.0, |reached, rate| {
+        *reached *= rate;
+        Some(*reached)
+    })
+}
+
 impl Default for AcceptanceRules {
     fn default() -> Self {
         Self { prior_weight: PRIOR_WEIGHT, change_deviations: 3.5, bucket_drafts: 4.0 }
@@ -104,14 +112,7 @@ impl AcceptanceByPosition {
 
     /// For each of the first `depth` positions, the probability that it is reached and accepted.
     pub fn cumulative(&self, depth: u32) -> Vec<f64> {
-        let mut reached = 1.0;
-        self.rates(depth)
-            .into_iter()
-            .map(|rate| {
-                reached *= rate;
-                reached
-            })
-            .collect()
+        cumulative(&self.rates(depth)).collect()
     }
 
     /// Number of judged positions in the estimate.

@@ -9,6 +9,7 @@
 //! those of a chain, is learned as one share; a draft worker without branches has 0. The draft worker
 //! distributes the leaves, because it has the margins; only their number is chosen here.
 
+use crate::acceptance_by_position::cumulative;
 use crate::draft_length::COMPARED_LENGTHS;
 use crate::smoothing::{LONG_EWMA_WINDOW, PRIOR_WEIGHT, add_decayed};
 use speculation::tree::{DraftOutcome, MAX_CANDIDATES};
@@ -103,14 +104,6 @@ impl SiblingRates {
         leaves.sort_by(|a, b| b.worth.total_cmp(&a.worth));
         leaves
     }
-}
-
-/// Products of the first rates.
-fn cumulative(rates: &[f64]) -> impl Iterator<Item = f64> {
-    rates.iter().scan(1.0, |reached, rate| {
-        *reached *= rate;
-        Some(*reached)
-    })
 }
 
 /// A token of a tree beside its chain.

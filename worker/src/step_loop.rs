@@ -25,7 +25,7 @@ use scheduling::batch_former::{BatchFormer, Decision};
 use scheduling::cost::{ForwardShape, StepTimes};
 use service::shutdown::{GateGuard, Lifetime};
 use speculation::cached_sequence::{Admission, WorkerLimits};
-use speculation::{Refusal, RefusalCause, Reply, ReplyBody, SequenceId, Step, Work};
+use speculation::{Refusal, RefusalCause, Reply, ReplyBody, Role, SequenceId, Step, Work};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
@@ -376,7 +376,7 @@ impl<M: StepExecutor> StepLoop<M> {
                 self.metrics.count(StepOutcome::Run);
                 let found = self.ahead.take(&mut self.executor, (&key, &step, &cached), received);
                 let mut task = Task::new(key, slot, step, cached, received).traced(span_id);
-                if !self.ahead.is_enabled() {
+                if self.limits.role == Role::Draft && !self.ahead.is_enabled() {
                     let num_drafting = self.running.len() as u32 + 1;
                     task.tree_rows = self.batch_former.tree_rows(num_drafting, task.step.start());
                 }

@@ -264,8 +264,7 @@ fn the_kv_of_another_path_is_noticed() {
     let noticed = |seed: u64| {
         let mut sequence = Sequence::new(&mut executor, seed, SamplingParams::default());
         let prompt = sequence.ids.clone();
-        let mut task = sequence.task(&mut executor, (4, 12));
-        task.tree_rows = 0;
+        let task = sequence.task(&mut executor, (4, 12));
         let (task, draft) = run(&mut executor, vec![task]).remove(0);
         let (first, other) = (draft.first_path(), draft.token_ids[1]);
         sequence.cached = task.cached;
@@ -274,8 +273,7 @@ fn the_kv_of_another_path_is_noticed() {
         sequence.cached.truncate(prompt.len() as u32);
         sequence.cached.append(&sequence.ids[prompt.len()..][..1]);
         sequence.held = prompt.len() + 1;
-        let mut task = sequence.task(&mut executor, (4, 12));
-        task.tree_rows = 0;
+        let task = sequence.task(&mut executor, (4, 12));
         let (_, found) = run(&mut executor, vec![task]).remove(0);
         executor.close(sequence.slot);
         found != expected(&mut engine, &sequence.spec, &sequence.ids, (4, 12))
