@@ -93,15 +93,15 @@ pub(super) trait Prefetch {
     unsafe fn prefetch<V: F32x16, const N: usize>(&mut self, line: usize);
 }
 
-/// For lines that are in a cache already.
-#[derive(Clone, Copy)]
-pub(super) struct CachedLines;
-
-impl Prefetch for CachedLines {
-    const IS_CACHED: bool = true;
+/// The loop that borrows a prefetch continues where the last one ended.
+impl<P: Prefetch> Prefetch for &mut P {
+    const IS_CACHED: bool = P::IS_CACHED;
 
     #[inline(always)]
-    unsafe fn prefetch<V: F32x16, const N: usize>(&mut self, _: usize) {}
+    unsafe fn prefetch<V: F32x16, const N: usize>(&mut self, line: usize) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { (**self).prefetch::<V, N>(line) };
+    }
 }
 
 /// Lines per window: while one is read, the next is prefetched into the L2 cache.
@@ -234,27 +234,22 @@ impl<const STREAMS: usize> Prefetch for MultiStreamPrefetch<STREAMS> {
     }
 }
 
-/// For lines that several row tiles read one after the other: each tile prefetches its share of the next
-/// lines into the L2 cache.
+/// For lines that several passes read one after the other: each pass prefetches its share of the next lines
+/// into the L2 cache, evenly over the lines that it uses. It never branches, because a branch in the inner loop
+/// keeps the compiler from ordering the loop's loads.
 #[derive(Clone, Copy)]
 pub(super) struct TilePrefetch {
     at: *const u8,
-    end: *const u8,
-    /// Lines to prefetch per eight lines used, rounded up.
-    per_eight_lines: usize,
+    /// Bytes to prefetch per line used, at most a line. Rounded up, so a pass may go a little beyond its share.
+    bytes_per_line: usize,
 }
 
 impl TilePrefetch {
-    /// The share of tile `index` of `tiles` in the `lines` lines at `next`, for a tile that uses the same
-    /// number of lines.
-    pub(super) fn new(next: *const u8, lines: usize, (index, tiles): (usize, usize)) -> Self {
-        let at = |tile: usize| next.wrapping_add(lines * tile / tiles * size_of::<Line>());
-        Self { at: at(index), end: at(index + 1), per_eight_lines: 8usize.div_ceil(tiles) }
-    }
-
-    /// The same share for a tile that uses `lines` lines per line that it passes to `prefetch`.
-    pub(super) fn for_lines_per_call(self, lines: usize) -> Self {
-        Self { per_eight_lines: self.per_eight_lines * lines, ..self }
+    /// The share of pass `index` of `passes` in the `lines` lines at `next`, for passes that use `used` lines
+    /// each.
+    pub(super) fn new(next: *const u8, lines: usize, (index, passes): (usize, usize), used: usize) -> Self {
+        let share = lines * size_of::<Line>() / passes;
+        Self { at: next.wrapping_add(index * share), bytes_per_line: share.div_ceil(used.max(1)) }
     }
 }
 
@@ -262,13 +257,11 @@ impl Prefetch for TilePrefetch {
     const IS_CACHED: bool = true;
 
     #[inline(always)]
-    unsafe fn prefetch<V: F32x16, const N: usize>(&mut self, line: usize) {
-        if line % 8 < N {
-            for _ in 0..self.per_eight_lines {
-                // SAFETY: guaranteed by the caller.
-                unsafe { V::prefetch_l2(self.at) };
-                self.at = self.at.wrapping_add(size_of::<Line>()).min(self.end);
-            }
+    unsafe fn prefetch<V: F32x16, const N: usize>(&mut self, _: usize) {
+        for _ in 0..N {
+            // SAFETY: guaranteed by the caller.
+            unsafe { V::prefetch_l2(self.at) };
+            self.at = self.at.wrapping_add(self.bytes_per_line);
         }
     }
 }

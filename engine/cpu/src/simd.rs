@@ -21,9 +21,8 @@ pub(crate) trait F32x16: Copy {
     const TILE_ROWS: usize;
     /// Vectors of output channels that a tile multiplies at once, one or two.
     const TILE_VECTORS: usize;
-    /// Rows up to which a single tile multiplies two vectors at once anyway, since the accumulators fit in
-    /// registers.
-    const TWO_VECTOR_ROWS: usize = if Self::TILE_VECTORS == 2 { Self::TILE_ROWS } else { 0 };
+    /// Rows up to which the accumulators of two vectors fit in registers.
+    const TWO_VECTOR_ROWS: usize = if Self::TILE_VECTORS == 2 { Self::TILE_ROWS } else { 2 };
     /// Rows up to which the compiler may reorder loads: with more, accumulators need all registers.
     const REORDERED_LOAD_ROWS: usize = Self::TILE_ROWS;
     /// Whether [`F32x16::fma_pairs`] is one instruction, so that products with bf16 weights need no widening.

@@ -132,7 +132,6 @@ impl<const PAIRS: bool> F32x16 for Avx512<PAIRS> {
 impl F32x16 for Avx2 {
     const TILE_ROWS: usize = 6;
     const TILE_VECTORS: usize = 1;
-    const TWO_VECTOR_ROWS: usize = 2;
     const REORDERED_LOAD_ROWS: usize = 4;
     const ATTENTION_ACCUMULATORS: usize = 6;
 

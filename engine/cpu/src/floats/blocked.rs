@@ -1,7 +1,7 @@
-//! Compute-bound GEMM of many row tiles with packed floats. K is split into K blocks. A K block of a panel
-//! stays in the L1 cache while all tiles of a row block use it; bf16 that is not multiplied by pairs is
-//! widened to f32 once. The row block's activations stay in the L2 cache while all panels use them. Every
-//! tile prefetches its share of the next K block.
+//! GEMM of several row tiles, or of one tile that multiplies a panel in two passes, with packed floats. K is
+//! split into K blocks. A K block of a panel stays in the L1 cache while all tiles of a row block use it; bf16
+//! that is not multiplied by pairs is widened to f32 once. The row block's activations stay in the L2 cache
+//! while all panels use them. Every pass prefetches its share of the next K block.
 //!
 //! A sum is stored at the end of a K block and reloaded unchanged, so K blocks change no bit.
 
@@ -13,7 +13,7 @@ use super::steps::{PanelFormat, Steps};
 use super::{PANEL, PANEL_VECTORS, PackedChain, STEP};
 use crate::dispatch::Kernel;
 use crate::k_slices::SCALE_BLOCK;
-use crate::lines::{CachedLines, Line, Prefetch, TilePrefetch};
+use crate::lines::{Line, Prefetch, TilePrefetch};
 use crate::simd::{F32x16, LANES};
 use crate::tiles::Tiles;
 
@@ -144,10 +144,13 @@ impl<'a> BlockedGemm<'a> {
             }
             let next = lines.wrapping_add(start + count * W::STEP_BYTES);
             let next_lines = count * W::STEP_BYTES / size_of::<Line>();
+            let step_bytes = if widened { f32::STEP_BYTES } else { W::STEP_BYTES };
+            let used_lines = count * step_bytes / size_of::<Line>() * (PANEL_VECTORS / V::TILE_VECTORS);
             for tile in block.clone() {
                 let rows = tiles.rows(tile);
                 let at = TilePosition { k_block, panel, row: rows.start };
-                let prefetch = TilePrefetch::new(next, next_lines, (tile - block.start, block.len()));
+                let share = (tile - block.start, block.len());
+                let prefetch = TilePrefetch::new(next, next_lines, share, used_lines);
                 let first_vector = 0;
                 if widened {
                     let wide = self.wide.as_ptr().cast();
@@ -215,17 +218,16 @@ impl<'a> BlockedGemm<'a> {
         &mut self,
         at: &TilePosition<'_>,
         mut steps: Steps,
-        prefetch: TilePrefetch,
+        mut prefetch: TilePrefetch,
     ) {
         // SAFETY: guaranteed by the caller.
         unsafe {
             if V::TILE_VECTORS == PANEL_VECTORS {
-                self.vectors::<V, W, R, PANEL_VECTORS>(at, &steps, prefetch);
+                self.vectors::<V, W, R, PANEL_VECTORS>(at, &steps, &mut prefetch);
             } else {
-                self.vectors::<V, W, R, 1>(at, &steps, prefetch);
-                for vector in 1..PANEL_VECTORS {
+                for vector in 0..PANEL_VECTORS {
                     steps.first_vector = vector;
-                    self.vectors::<V, W, R, 1>(at, &steps, CachedLines);
+                    self.vectors::<V, W, R, 1>(at, &steps, &mut prefetch);
                 }
             }
         }

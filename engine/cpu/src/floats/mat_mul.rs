@@ -1,8 +1,8 @@
 //! GEMM of activations with packed floats: `out[row][column] = sum over k of x[row][k] * weights[column][k]
 //! (+ bias[column])`, one chain of fused multiply-adds along each K-slice, or along its part in each block of
-//! scales, accumulated in registers by tiles of rows. A single tile is memory-bound: the weights are read once
-//! from start to end. A single row reads several panels in parallel, since several streams are faster.
-//! `blocked` handles several tiles.
+//! scales, accumulated in registers by tiles of rows. Where the accumulators of whole panels fit in registers,
+//! a single tile reads the weights once from start to end; a single row reads several panels in parallel,
+//! since several streams are faster. `blocked` handles larger and several tiles.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use super::steps::{Pairs, PanelFormat, Steps};
 use super::{FloatMatrix, PANEL, PANEL_VECTORS, PackedChain, STEP, TiledRows};
 use crate::dispatch::Kernel;
 use crate::lines::{
-    CachedLines, HardwarePrefetch, MultiStreamPrefetch, Prefetch, StreamPrefetch, prefers_hardware_prefetch,
+    HardwarePrefetch, MultiStreamPrefetch, Prefetch, StreamPrefetch, prefers_hardware_prefetch,
     prefers_multi_stream,
 };
 use crate::matrix::MatrixFormat;
@@ -135,7 +135,7 @@ impl FloatMatMul<'_> {
         unsafe {
             match tiles.len() {
                 0 => {}
-                1 => self.multiply_tile::<V, W>(tiles.num_rows()),
+                1 if tiles.num_rows() <= V::TWO_VECTOR_ROWS => self.multiply_tile::<V, W>(tiles.num_rows()),
                 _ => BlockedGemm::new::<W>(&self).multiply::<V, W>(),
             }
         }
@@ -195,10 +195,7 @@ impl FloatMatMul<'_> {
             } else if const { R <= V::TWO_VECTOR_ROWS } {
                 self.rows::<V, W, R, PANEL_VECTORS, PANEL_VECTORS>((panel, 0), prefetch);
             } else {
-                self.rows::<V, W, R, 1, 1>((panel, 0), prefetch);
-                for vector in 1..PANEL_VECTORS {
-                    self.rows::<V, W, R, 1, 1>((panel, vector), CachedLines);
-                }
+                unreachable!("`multiply` leaves tiles of more rows to `BlockedGemm`");
             }
         }
     }

@@ -109,8 +109,7 @@ impl<const R: usize, const M: usize> DotKernel for MultiTileKernel<'_, R, M> {
             let rows = tiles.rows(tile);
             if rows.len() == R {
                 // All tiles together prefetch the next panels.
-                let share =
-                    TilePrefetch::new(next, M * panel_lines, (tile, tiles.len())).for_lines_per_call(M);
+                let share = TilePrefetch::new(next, M * panel_lines, (tile, tiles.len()), panel_lines);
                 // SAFETY: this function's contract guarantees D's instructions; it is created for panels that
                 // exist.
                 unsafe { product.run_tile::<D, R, M>((panel, rows.start), share) };
