@@ -84,8 +84,10 @@ struct Curve {
     points: Vec<(f64, f64)>,
 }
 
-/// Row counts at which workers profile themselves; a worker leaves out those that take too long.
-pub const PROFILED_ROWS: [u32; 13] = [1, 2, 4, 8, 12, 16, 32, 64, 128, 192, 256, 384, 512];
+/// Row counts at which workers profile themselves; a worker leaves out those that take too long. Each of the
+/// first eight, because kernels of CPUs have tiles of four or six rows: one row more may take half as long
+/// again, and with few sequences that decides the size of a draft.
+pub const PROFILED_ROWS: [u32; 17] = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64, 128, 192, 256, 384, 512];
 
 /// Assumed times of a target without a profile: flat at first, then proportional to the rows. Only the shape
 /// matters, because measured times correct it.
