@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use speculation::step::{DraftDistribution, MAX_COMPARED_IDS, PromptLogprobs};
 use speculation::{
-    Draft, Proposal, Refusal, RefusalCause, Reply, ReplyBody, Role, SequenceId, Step, TokenLogprobs,
-    TokenSpan, Work,
+    Draft, Proposal, ProposalAhead, Refusal, RefusalCause, Reply, ReplyBody, Role, SequenceId, Step,
+    TokenLogprobs, TokenSpan, Work,
 };
 
 use crate::sampling::{
@@ -141,6 +141,29 @@ pub fn reply_from_wire(wire: v1::Reply) -> Result<Reply, WireError> {
     let (epoch, step_seq) = (wire.epoch, wire.step_seq);
     let (num_cached, num_ahead) = (wire.num_cached, wire.num_ahead);
     Ok(Reply { sequence_id, epoch, step_seq, body, agreed, num_cached, num_ahead })
+}
+
+/// Converts a proposal that was drafted ahead to the wire.
+pub fn proposal_ahead_to_wire(ahead: ProposalAhead) -> v1::ProposalAhead {
+    v1::ProposalAhead {
+        sequence_id: ahead.sequence_id.0,
+        epoch: ahead.epoch,
+        step_seq: ahead.step_seq,
+        committed_ids: ahead.committed_ids,
+        draft_token_ids: ahead.draft.token_ids,
+        parents: ahead.draft.parents,
+    }
+}
+
+/// Converts a proposal that was drafted ahead from the wire.
+pub fn proposal_ahead_from_wire(wire: v1::ProposalAhead) -> ProposalAhead {
+    ProposalAhead {
+        sequence_id: SequenceId(wire.sequence_id),
+        epoch: wire.epoch,
+        step_seq: wire.step_seq,
+        committed_ids: wire.committed_ids,
+        draft: Draft { token_ids: wire.draft_token_ids, parents: wire.parents, q: Vec::new() },
+    }
 }
 
 fn span_to_wire(span: &TokenSpan) -> v1::TokenSpan {

@@ -9,10 +9,10 @@ pub fn split_worker_frame(frame: v1::WorkerFrame) -> Vec<v1::WorkerFrame> {
     if frame.encoded_len() <= MAX_FRAME_BYTES || frame.replies.len() < 2 {
         return vec![frame];
     }
-    let v1::WorkerFrame { hello, mut replies, preempted, credits, timing, draining } = frame;
+    let v1::WorkerFrame { hello, mut replies, preempted, credits, timing, draining, ahead } = frame;
     let rest = replies.split_off(replies.len() / 2);
-    let first = v1::WorkerFrame { hello, replies, preempted, credits, timing, draining };
-    let second = v1::WorkerFrame { replies: rest, timing, ..v1::WorkerFrame::default() };
+    let first = v1::WorkerFrame { hello, replies, preempted, credits, timing, draining, ahead: Vec::new() };
+    let second = v1::WorkerFrame { replies: rest, timing, ahead, ..v1::WorkerFrame::default() };
     let mut parts = split_worker_frame(first);
     parts.extend(split_worker_frame(second));
     parts

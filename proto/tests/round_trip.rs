@@ -7,13 +7,16 @@ use proptest::collection::{btree_set, vec};
 use proptest::option;
 use proptest::prelude::*;
 
-use proto::convert::{reply_from_wire, reply_to_wire, step_from_wire, step_to_wire};
+use proto::convert::{
+    proposal_ahead_from_wire, proposal_ahead_to_wire, reply_from_wire, reply_to_wire, step_from_wire,
+    step_to_wire,
+};
 use proto::sampling::{sampling_from_wire, spec_from_wire};
 use proto::v1;
 use speculation::step::PromptLogprobs;
 use speculation::{
-    AcceptanceMode, Draft, FinishReason, Proposal, Refusal, RefusalCause, Reply, ReplyBody, Role,
-    SamplingParams, SequenceId, SequenceSpec, Step, TokenLogprobs, TokenSpan, Work,
+    AcceptanceMode, Draft, FinishReason, Proposal, ProposalAhead, Refusal, RefusalCause, Reply, ReplyBody,
+    Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenLogprobs, TokenSpan, Work,
 };
 
 fn sampling() -> impl Strategy<Value = SamplingParams> {
@@ -173,6 +176,19 @@ proptest! {
     fn replies_round_trip(sequence_id in any::<u64>(), epoch in any::<u32>(), step_seq in any::<u64>(), body in body(), agreed in vec(any::<bool>(), 0..=64), num_cached in any::<u32>(), num_ahead in any::<u32>()) {
         let reply = Reply { sequence_id: SequenceId(sequence_id), epoch, step_seq, body, agreed, num_cached, num_ahead };
         prop_assert_eq!(reply_from_wire(reply_to_wire(&reply)), Ok(reply));
+    }
+
+    #[test]
+    fn proposals_drafted_ahead_round_trip(
+        sequence_id in any::<u64>(),
+        epoch in any::<u32>(),
+        step_seq in any::<u64>(),
+        committed_ids in vec(any::<u32>(), 0..9),
+        draft in draft(),
+    ) {
+        let (sequence_id, draft) = (SequenceId(sequence_id), Draft { q: Vec::new(), ..draft });
+        let ahead = ProposalAhead { sequence_id, epoch, step_seq, committed_ids, draft };
+        prop_assert_eq!(proposal_ahead_from_wire(proposal_ahead_to_wire(ahead.clone())), ahead);
     }
 }
 

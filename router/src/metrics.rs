@@ -116,6 +116,7 @@ struct Families {
     slo: Family<SloLabels, Counter>,
     requests: Family<RequestLabels, Counter>,
     ignored: Family<AnomalyLabels, Counter>,
+    proposals_ahead: Counter,
     rounds: Family<RoundLabels, Counter>,
     lane_k: Family<LaneLabels, Gauge>,
     lane_draft_tokens: Family<LaneLabels, Counter>,
@@ -166,6 +167,7 @@ impl RouterMetrics {
             slo: metrics.counter_family(&SLO),
             requests: metrics.counter_family(&REQUESTS),
             ignored: metrics.counter_family(&IGNORED),
+            proposals_ahead: metrics.counter(&PROPOSALS_AHEAD),
             rounds: metrics.counter_family(&ROUNDS),
             lane_k: metrics.gauge_family(&LANE_K),
             lane_draft_tokens: metrics.counter_family(&LANE_DRAFT_TOKENS),
@@ -236,6 +238,11 @@ impl RouterMetrics {
     /// Counts a part of a round that was dropped or given up.
     pub fn count_anomaly(&self, anomaly: Anomaly) {
         self.families.ignored.get_or_create(&AnomalyLabels::of(anomaly)).inc();
+    }
+
+    /// Counts a round that used a proposal drafted ahead.
+    pub fn count_proposal_ahead(&self) {
+        self.families.proposals_ahead.inc();
     }
 
     /// Counts a verified lookup draft.

@@ -24,8 +24,8 @@ pub mod tree;
 
 pub use spec::{AcceptanceMode, SamplingParams, SequenceSpec};
 pub use step::{
-    Draft, FinishReason, Proposal, Refusal, RefusalCause, Reply, ReplyBody, Step, TokenLogprobs, TokenSpan,
-    Work,
+    Draft, FinishReason, Proposal, ProposalAhead, Refusal, RefusalCause, Reply, ReplyBody, Step,
+    TokenLogprobs, TokenSpan, Work,
 };
 
 /// The id of a vocabulary entry.

@@ -3,9 +3,11 @@
 //! [`Action::Send`] and passes back what arrives, in any order, late, twice or never.
 //!
 //! A round: request a proposal from the draft worker, wait no longer than its deadline, and have the target
-//! verify whatever has arrived. A target with too little cached is fed first. A draft worker with too little
+//! verify whatever has arrived. A proposal that was drafted ahead of what the target then committed is verified at
+//! once; the draft worker is asked nevertheless, and drafts ahead of the next outcomes. A target with too little cached is fed first. A draft worker with too little
 //! cached is fed in parallel with the target's step, and the round continues without it.
 
+mod ahead;
 mod draft;
 mod events;
 mod link;
@@ -24,10 +26,11 @@ use crate::acceptance::{effective_mode, supports_trees};
 use crate::prefix::Prefix;
 use crate::step::{
     Draft, FinishReason, MAX_COMPARED_IDS, MAX_CONTEXT_IDS, MAX_DRAFT_TOKENS, PromptLogprobs, Proposal,
-    Reply, ReplyBody, Step, TokenSpan, Work,
+    ProposalAhead, Reply, ReplyBody, Step, TokenSpan, Work,
 };
 use crate::tree::MAX_TREE_TOKENS;
 use crate::{AcceptanceMode, Refusal, Role, SequenceId, SequenceSpec, TokenId};
+use ahead::LastProposal;
 pub use draft::DueFeed;
 pub use events::{Action, Anomaly, Commit, Counters, Event, TargetFault};
 use link::{InFlight, ProposalRequest, WorkerLink};
@@ -86,7 +89,11 @@ pub struct Sequence {
     /// A proposal that arrived after its deadline and may still be useful.
     late_proposal: Option<Proposal>,
     /// The last proposal received, used or not: it determines how much of the draft worker's KV is valid.
-    last_proposal: Option<(u32, Vec<TokenId>)>,
+    last_proposal: Option<LastProposal>,
+    /// Proposals after outcomes of `last_proposal`.
+    proposals_ahead: Vec<ProposalAhead>,
+    /// The draft worker's step whose proposal was drafted ahead and used before the answer.
+    replaced_step: Option<u64>,
     /// When a silent draft worker may be asked again, and the wait, which doubles each time.
     draft_retry_at: Duration,
     draft_retry_wait: Duration,
@@ -123,6 +130,8 @@ impl Sequence {
             verifying: Draft::default(),
             late_proposal: None,
             last_proposal: None,
+            proposals_ahead: Vec::new(),
+            replaced_step: None,
             draft_retry_at: Duration::ZERO,
             draft_retry_wait: Duration::ZERO,
             draft_refusal: None,
@@ -220,6 +229,7 @@ impl Sequence {
                     self.begin_lookup_round(now, token_ids, feed_draft);
                 }
                 Event::Reply(role, reply) => self.on_reply(now, role, reply),
+                Event::ProposalAhead(ahead) => self.on_proposal_ahead(ahead),
                 Event::Preempted(role, epoch) => {
                     if epoch == self.link(role).epoch && self.link(role).assigned {
                         self.on_lost(now, role);
@@ -235,8 +245,7 @@ impl Sequence {
         self.link_mut(role).assign();
         match role {
             Role::Draft => {
-                self.late_proposal = None;
-                self.last_proposal = None;
+                self.forget_proposals();
                 self.draft_retry_at = Duration::ZERO;
                 self.draft_retry_wait = Duration::ZERO;
             }
@@ -249,8 +258,7 @@ impl Sequence {
         self.link_mut(role).release();
         match role {
             Role::Draft => {
-                self.late_proposal = None;
-                self.last_proposal = None;
+                self.forget_proposals();
                 if matches!(self.phase, Phase::Drafting { .. }) {
                     self.verify(now, Draft::default());
                 }
@@ -298,7 +306,11 @@ impl Sequence {
         let draft_lag = self.draft_lag();
         let prefilling = self.committed.len() - self.target.cached_len > FEED_LAG;
         if can_ask && k > 0 && !prefilling && draft_lag <= FEED_LAG {
+            let ahead = self.take_proposal_ahead(request);
             self.request_proposal(now, request, draft_wait);
+            if let Some(draft) = ahead {
+                return self.verify_proposal_ahead(now, draft);
+            }
             if draft_wait.is_zero() {
                 self.on_unawaited_request(now);
                 return self.verify(now, Draft::default());

@@ -126,6 +126,22 @@ pub struct Proposal {
     pub draft: Draft,
 }
 
+/// A proposal that a draft worker drafted ahead: the answer to the step that would follow one outcome of the
+/// verification of its latest proposal.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ProposalAhead {
+    /// The sequence.
+    pub sequence_id: SequenceId,
+    /// Epoch of the step that the latest proposal answered.
+    pub epoch: u32,
+    /// Sequence number of that step.
+    pub step_seq: u64,
+    /// The outcome: ids from the start of the latest proposal.
+    pub committed_ids: Vec<TokenId>,
+    /// The guesses after them.
+    pub draft: Draft,
+}
+
 /// The result of one verification: the accepted ids and the token that the target drew.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TokenSpan {

@@ -44,6 +44,8 @@ pub enum DraftMisbehaviour {
     UnknownSequence,
     /// Each reply three times.
     Repeated,
+    /// k random ids, then more proposals drafted ahead than there are outcomes, with ids outside the vocabulary.
+    FloodsAhead,
     /// No reply.
     Silence,
     /// A reply without a body.
@@ -62,7 +64,7 @@ pub enum DraftMisbehaviour {
 
 impl DraftMisbehaviour {
     /// All kinds.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::RandomIds,
         Self::TooMany,
         Self::TooFew,
@@ -73,6 +75,7 @@ impl DraftMisbehaviour {
         Self::StaleEpoch,
         Self::UnknownSequence,
         Self::Repeated,
+        Self::FloodsAhead,
         Self::Silence,
         Self::NoBody,
         Self::Fed,
@@ -89,6 +92,7 @@ impl DraftMisbehaviour {
             | Self::OutOfRange
             | Self::BrokenTree
             | Self::WrongStart
+            | Self::FloodsAhead
             | Self::Fed
             | Self::Span => Some("malformed_reply"),
             Self::StaleStepSeq | Self::StaleEpoch | Self::Repeated => Some("stale_reply"),
@@ -99,7 +103,7 @@ impl DraftMisbehaviour {
 
     /// Whether some of its ids are verified by the target.
     pub fn is_verified(self) -> bool {
-        matches!(self, Self::RandomIds | Self::TooFew | Self::OutOfRange | Self::Repeated)
+        matches!(self, Self::RandomIds | Self::TooFew | Self::OutOfRange | Self::Repeated | Self::FloodsAhead)
     }
 }
 
@@ -240,6 +244,10 @@ impl Inner {
                 vec![v1::Reply { sequence_id: u64::MAX, ..proposal_reply(self.random_ids(k)) }]
             }
             DraftMisbehaviour::Repeated => vec![proposal_reply(self.random_ids(k)); 3],
+            DraftMisbehaviour::FloodsAhead => {
+                answer.ahead.extend((0..200).map(|number| self.ahead(step, number)));
+                vec![proposal_reply(self.random_ids(k))]
+            }
             DraftMisbehaviour::Silence => Vec::new(),
             DraftMisbehaviour::NoBody => vec![v1::Reply { body: None, ..proposal_reply(Vec::new()) }],
             DraftMisbehaviour::Fed => {
@@ -266,6 +274,18 @@ impl Inner {
             }
         };
         answer.replies.extend(replies);
+    }
+
+    /// Every second one has an id outside the vocabulary.
+    fn ahead(&self, step: &v1::Step, number: u32) -> v1::ProposalAhead {
+        v1::ProposalAhead {
+            sequence_id: step.sequence_id,
+            epoch: step.epoch,
+            step_seq: step.step_seq,
+            committed_ids: self.random_ids(number as usize % 3),
+            draft_token_ids: vec![number, self.vocab_size * (number % 2)],
+            parents: Vec::new(),
+        }
     }
 
     fn random_ids(&self, count: usize) -> Vec<u32> {

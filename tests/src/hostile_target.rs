@@ -158,7 +158,7 @@ impl Worker for HostileTarget {
 
 /// Corrupts an honest frame.
 fn corrupt(misbehaviour: TargetMisbehaviour, frame: v1::WorkerFrame) -> v1::WorkerFrame {
-    let v1::WorkerFrame { hello, replies, mut preempted, credits, timing, draining } = frame;
+    let v1::WorkerFrame { hello, replies, mut preempted, credits, timing, draining, ahead } = frame;
     let credits =
         if misbehaviour == TargetMisbehaviour::NoCredits { Some(v1::Credits { blocks: 0 }) } else { credits };
     let timing =
@@ -180,7 +180,7 @@ fn corrupt(misbehaviour: TargetMisbehaviour, frame: v1::WorkerFrame) -> v1::Work
         TargetMisbehaviour::Repeated => replies.iter().flat_map(|reply| [reply; 3]).cloned().collect(),
         _ => replies.into_iter().map(|reply| corrupt_reply(misbehaviour, reply)).collect(),
     };
-    v1::WorkerFrame { hello, replies, preempted, credits, timing, draining }
+    v1::WorkerFrame { hello, replies, preempted, credits, timing, draining, ahead }
 }
 
 fn corrupt_reply(misbehaviour: TargetMisbehaviour, mut reply: v1::Reply) -> v1::Reply {

@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use engine::{Engine, LoadOptions, WeightFormat};
 use prost::Message as _;
-use proto::convert::{reply_from_wire, reply_to_wire, step_from_wire, step_to_wire};
+use proto::convert::{
+    proposal_ahead_from_wire, proposal_ahead_to_wire, reply_from_wire, reply_to_wire, step_from_wire,
+    step_to_wire,
+};
 use proto::v1;
 use router::api::read_openai_body;
 use router::config::RawRouter;
@@ -17,7 +20,8 @@ use scheduling::profile::Profile;
 use serde_json::{Map, json};
 use service::config::load as load_config;
 use speculation::{
-    Draft, Proposal, Reply, ReplyBody, Role, SequenceId, SequenceSpec, Step, TokenLogprobs, TokenSpan, Work,
+    Draft, Proposal, ProposalAhead, Reply, ReplyBody, Role, SequenceId, SequenceSpec, Step, TokenLogprobs,
+    TokenSpan, Work,
 };
 use tempfile::TempDir;
 use text::{ChatTemplate, ConversationMessage, Framing, ModelText, asset};
@@ -99,7 +103,10 @@ fn worker_frames() -> Vec<Vec<u8>> {
         ReplyBody::Fed { cached_len: 2, prompt_logprobs: None },
     ];
     let replies = bodies.map(|body| reply_to_wire(&Reply::to(&step(Work::Feed), body))).into();
-    let frame = v1::WorkerFrame { replies, ..v1::WorkerFrame::default() };
+    let Step { sequence_id, epoch, step_seq, .. } = step(Work::Feed);
+    let ahead = ProposalAhead { sequence_id, epoch, step_seq, committed_ids: vec![8], draft: tree() };
+    let ahead = vec![proposal_ahead_to_wire(ahead)];
+    let frame = v1::WorkerFrame { replies, ahead, ..v1::WorkerFrame::default() };
     vec![recorded("worker_hello_1.bin"), frame.encode_to_vec()]
 }
 
@@ -171,6 +178,7 @@ pub fn worker_frame(bytes: &[u8]) -> bool {
     for reply in frame.replies {
         are_valid &= reply_from_wire(reply).is_ok();
     }
+    frame.ahead.into_iter().map(proposal_ahead_from_wire).for_each(drop);
     are_valid
 }
 

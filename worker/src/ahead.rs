@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use speculation::cached_sequence::CachedSequence;
 use speculation::tree::Candidates;
-use speculation::{ReplyBody, Step, TokenId, Work};
+use speculation::{Proposal, ProposalAhead, ReplyBody, Step, TokenId, Work};
 
 use self::branch::{Branch, SentProposal};
 use self::gain_tracker::GainTracker;
@@ -133,8 +133,12 @@ impl DraftAhead {
         }
     }
 
-    /// Runs one forward pass over branches and returns its number of rows.
-    pub fn forward<M: StepExecutor>(&mut self, executor: &mut M, table: &mut SequenceTable) -> u32 {
+    /// Runs one forward pass over branches. Returns its number of rows and what was drafted to its end.
+    pub fn forward<M: StepExecutor>(
+        &mut self,
+        executor: &mut M,
+        table: &mut SequenceTable,
+    ) -> (u32, Vec<(SequenceKey, ProposalAhead)>) {
         let began = Instant::now();
         let mut tasks: VecDeque<Task> = VecDeque::new();
         let mut members: Vec<SequenceKey> = Vec::new();
@@ -154,10 +158,13 @@ impl DraftAhead {
         let finished = if tasks.is_empty() { Ok(Vec::new()) } else { executor.advance(&mut tasks, u32::MAX) };
         let rows = executor.stats().rows - rows_before;
         self.stats.rows += rows;
+        let mut drafted = Vec::new();
         match finished {
             Ok(finished) => {
                 for (task, body) in finished {
-                    self.put_back(executor, task, matches!(body, ReplyBody::Proposal(_)).then_some(true));
+                    let (key, proposal) = (task.key, self.drafted(&task, body));
+                    self.put_back(executor, task, proposal.is_some().then_some(true));
+                    drafted.extend(proposal.map(|proposal| (key, proposal)));
                 }
                 tasks.into_iter().for_each(|task| self.put_back(executor, task, Some(false)));
             }
@@ -172,7 +179,16 @@ impl DraftAhead {
             }
         }
         self.gain_tracker.record_branch_forward(began, Instant::now());
-        u32::try_from(rows).unwrap_or(u32::MAX)
+        (u32::try_from(rows).unwrap_or(u32::MAX), drafted)
+    }
+
+    /// What a router needs of a branch that `body` ends; `None` if that is no proposal.
+    fn drafted(&self, task: &Task, body: ReplyBody) -> Option<ProposalAhead> {
+        let ReplyBody::Proposal(Proposal { draft, .. }) = body else { return None };
+        let outcome_start = self.proposals.get(&task.key)?.proposed.start() as usize;
+        let Step { sequence_id, epoch, step_seq, .. } = task.step;
+        let committed_ids = task.cached.ids()[outcome_start..task.step.start() as usize].to_vec();
+        Some(ProposalAhead { sequence_id, epoch, step_seq, committed_ids, draft })
     }
 
     /// Creates the branches of a sequence if it has none and memory allows: at least half of the KV blocks

@@ -195,9 +195,11 @@ impl LocalPair<'_> {
                 }
                 Action::TargetFault(fault) => return Err(CheckPairError::Sequence(fault.to_string())),
                 Action::Anomaly(why) => return Err(CheckPairError::Sequence(format!("{why:?}"))),
-                Action::Finished(_) | Action::Assign(_) | Action::Close(..) | Action::PromptLogprobs(_) => {
-                    continue;
-                }
+                Action::Finished(_)
+                | Action::Assign(_)
+                | Action::Close(..)
+                | Action::PromptLogprobs(_)
+                | Action::UsedProposalAhead => continue,
             };
             actions.extend(sequence.step(Duration::ZERO, event));
         }

@@ -66,6 +66,10 @@ pub(super) const IGNORED: CounterName = CounterName::new(
     "Dropped replies, expired draft waits and resent target steps, by reason",
 )
 .with_labels(&[ANOMALY_REASON]);
+pub(super) const PROPOSALS_AHEAD: CounterName = CounterName::new(
+    "outrider_proposals_ahead_used_total",
+    "Rounds whose proposal had been drafted ahead and waited at the router, so that no draft worker was waited for",
+);
 pub(super) const ROUNDS: CounterName = CounterName::new(
     "outrider_rounds_total",
     "Verified rounds, by whether a draft was requested or looked up (`drafted`, also if it came too late) or why not",

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
-use proto::convert::{reply_from_wire, step_to_wire};
+use proto::convert::{proposal_ahead_from_wire, reply_from_wire, step_to_wire};
 use proto::v1;
 use scheduling::scheduler::events::{ClientEvent, Drain, Frame, NewSequence, Prompt, Report, StepTiming};
 use scheduling::scheduler::lanes::{LaneKey, TemperatureBand};
@@ -427,6 +427,7 @@ fn frame_from_wire(worker: WorkerKey, frame: v1::WorkerFrame) -> Frame {
             Err(error) => tracing::warn!(worker = worker.0, %error, "dropped an invalid reply of a worker"),
         }
     }
+    let ahead = frame.ahead.into_iter().map(proposal_ahead_from_wire);
     let preempted = frame.preempted.iter().map(|at| (SequenceId(at.sequence_id), at.epoch));
     Frame {
         timing,
@@ -434,6 +435,7 @@ fn frame_from_wire(worker: WorkerKey, frame: v1::WorkerFrame) -> Frame {
         preempted: preempted.collect(),
         is_draining: frame.draining,
         replies,
+        ahead: ahead.collect(),
     }
 }
 

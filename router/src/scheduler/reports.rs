@@ -108,6 +108,7 @@ impl Reports {
                 }
             }
             Report::Anomaly(anomaly) => self.metrics.count_anomaly(anomaly),
+            Report::UsedProposalAhead => self.metrics.count_proposal_ahead(),
             Report::DraftWorkerSilent { worker, waited } => self.draft_silent(now, worker, waited),
             Report::DraftWorkerRecovered(worker) => self.draft_recovered(worker),
             Report::TargetSilent { worker, waited, moved } => self.target_silent(worker, waited, moved),

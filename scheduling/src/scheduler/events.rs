@@ -7,7 +7,7 @@ use speculation::lookup::PredictedText;
 use speculation::prefix::Prefix;
 use speculation::sequence::{Anomaly, Commit, TargetFault};
 use speculation::step::PromptLogprobs;
-use speculation::{FinishReason, Reply, Role, SequenceId, SequenceSpec, Step, TokenId};
+use speculation::{FinishReason, ProposalAhead, Reply, Role, SequenceId, SequenceSpec, Step, TokenId};
 
 use super::lanes::{LaneId, LaneKey};
 use super::policy::SpeculationRequest;
@@ -196,6 +196,8 @@ pub struct Frame {
     pub credit_blocks: Option<u64>,
     /// Answers to steps.
     pub replies: Vec<Reply>,
+    /// Proposals that a draft worker drafted ahead.
+    pub ahead: Vec<ProposalAhead>,
     /// Sequences that the worker dropped to free KV, each with the epoch of the assignment that this ends.
     pub preempted: Vec<(SequenceId, u32)>,
     /// Whether the worker is about to stop; it gets no new sequences.
@@ -402,6 +404,8 @@ pub enum Report {
         /// How long it waited.
         waited: Duration,
     },
+    /// A round used a proposal that had been drafted ahead and waited here.
+    UsedProposalAhead,
     /// Number of sequences that wait for a target with capacity.
     WaitingForTarget(usize),
     /// A worker's KV blocks or usability changed.

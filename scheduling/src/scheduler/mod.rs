@@ -47,7 +47,7 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 use speculation::sequence::{Event as SequenceEvent, Shadow};
-use speculation::{Reply, Role, SequenceId};
+use speculation::{ProposalAhead, Reply, Role, SequenceId};
 
 use self::active::ActiveSequence;
 pub use self::disabled_reason::DisabledReason;
@@ -211,7 +211,7 @@ impl Scheduler {
 
     fn frame(&mut self, key: WorkerKey, frame: Frame) {
         let Some(role) = self.state.workers.get(key).map(|worker| worker.info.role) else { return };
-        let Frame { timing, credit_blocks, replies, preempted, is_draining } = frame;
+        let Frame { timing, credit_blocks, replies, ahead, preempted, is_draining } = frame;
         let timing = timing.clamped();
         if let Some(blocks) = credit_blocks {
             self.state.workers.set_credit(key, blocks);
@@ -229,6 +229,9 @@ impl Scheduler {
                 Some(id) => self.shadow_replied(key, id, reply),
                 None => self.on_reply(key, role, reply, &timing),
             }
+        }
+        for ahead in ahead {
+            self.on_proposal_ahead(key, ahead);
         }
         for (id, assignment) in preempted {
             match Shadow::sequence_of(id) {
@@ -258,6 +261,14 @@ impl Scheduler {
         self.state.drive(active, SequenceEvent::Reply(role, reply));
         if active.sequence.is_done() {
             self.forget(id);
+        }
+    }
+
+    /// Shadow drafts have other sequence ids, so what they draft ahead is ignored.
+    fn on_proposal_ahead(&mut self, key: WorkerKey, ahead: ProposalAhead) {
+        let there = self.sequences.get_mut(&ahead.sequence_id);
+        if let Some(active) = there.filter(|active| active.worker(Role::Draft) == Some(key)) {
+            self.state.drive(active, SequenceEvent::ProposalAhead(ahead));
         }
     }
 

@@ -123,6 +123,7 @@ impl SchedulerState {
             }
             Action::Finished(reason) => self.finished(active, reason),
             Action::TargetFault(fault) => self.on_target_fault(active, fault),
+            Action::UsedProposalAhead => self.commands.push(Command::Report(Report::UsedProposalAhead)),
             Action::Anomaly(why) => {
                 self.commands.push(Command::Report(Report::Anomaly(why)));
                 if why == Anomaly::LateDraft {

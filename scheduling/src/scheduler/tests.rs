@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use speculation::step::Work;
 use speculation::{
-    Draft, Proposal, Refusal, RefusalCause, Reply, ReplyBody, SamplingParams, SequenceSpec, Step, TokenSpan,
+    Draft, Proposal, ProposalAhead, Refusal, RefusalCause, Reply, ReplyBody, SamplingParams, SequenceSpec,
+    Step, TokenSpan,
 };
 
 use super::demand::PoolDemand;
@@ -89,6 +90,7 @@ impl World {
                 self.event(Event::Frame(self.worker(&line.words[0]), frame))
             }
             "reply" => self.reply(line),
+            "ahead" => self.ahead(line),
             "preempt" => self.preempt(line),
             "rollout" => self.rollout(line),
             "score" => self.score(),
@@ -304,6 +306,19 @@ impl World {
         self.event(Event::Frame(worker, frame))
     }
 
+    /// `ahead SEQUENCE WORKER after=N propose=M`: M ids that the worker drafted ahead of the outcome that N ids are
+    /// committed since the start of its latest proposal.
+    fn ahead(&mut self, line: &Line) -> String {
+        let (sequence_id, worker) = (self.sequence(&line.words[0]), self.worker(&line.words[1]));
+        let step = &self.steps[&(sequence_id, worker)];
+        let (epoch, step_seq) = (step.epoch, step.step_seq);
+        let (start, end) = (step.start(), step.start() + line.need::<u32>("after"));
+        let committed_ids = (start..end).collect();
+        let draft = Draft::chain((end..end + line.need::<u32>("propose")).collect());
+        let ahead = vec![ProposalAhead { sequence_id, epoch, step_seq, committed_ids, draft }];
+        self.event(Event::Frame(worker, Frame { ahead, ..Frame::default() }))
+    }
+
     fn preempt(&mut self, line: &Line) -> String {
         let (id, worker) = (self.sequence(&line.words[0]), self.worker(&line.words[1]));
         let assignment = self.steps[&(id, worker)].epoch;
@@ -381,6 +396,7 @@ impl World {
             Report::TargetAssigned { waited, .. } if waited.is_zero() => String::new(),
             Report::TargetAssigned { waited, .. } => format!("assigned after {} us", waited.as_micros()),
             Report::Anomaly(why) => format!("ignored {why:?}"),
+            Report::UsedProposalAhead => "proposal was drafted ahead".to_owned(),
             Report::DraftWorkerSilent { worker, .. } => format!("{} is silent", self.name_of(*worker)),
             Report::DraftWorkerRecovered(worker) => format!("{} answers again", self.name_of(*worker)),
             Report::TargetSilent { worker, waited, moved } => {

@@ -79,7 +79,7 @@ impl Sequence {
         };
         let step = self.make_step(Role::Draft, base, start, work);
         self.draft.cached_len = base;
-        self.last_proposal = None;
+        self.forget_drafted_ahead();
         self.draft.in_flight = Some(InFlight {
             step_seq: step.step_seq,
             start,
@@ -94,10 +94,12 @@ impl Sequence {
     /// Number of ids whose KV is valid at the draft worker. Of the path of first children, k' ids long, it
     /// caches the first k' - 1.
     pub(super) fn draft_cached_len(&self) -> u32 {
-        let Some((start, proposed)) = &self.last_proposal else { return self.draft.cached_len };
+        let Some(LastProposal { start, path, .. }) = &self.last_proposal else {
+            return self.draft.cached_len;
+        };
         let since = &self.committed.ids()[*start as usize..];
-        let leading = proposed.iter().zip(since).take_while(|(a, b)| a == b).count();
-        start + leading.min(proposed.len().saturating_sub(1)) as u32
+        let leading = path.iter().zip(since).take_while(|(a, b)| a == b).count();
+        start + leading.min(path.len().saturating_sub(1)) as u32
     }
 
     /// Whether the draft worker may receive a step: it answered the last one, or its retry wait has passed.
@@ -139,7 +141,9 @@ impl Sequence {
         self.draft.cached_len = step.start;
         let proposal = match self.validated_proposal(step, proposal) {
             Some(proposal) => {
-                self.last_proposal = Some((proposal.start, proposal.draft.first_path()));
+                let (step_seq, start) = (step.step_seq, proposal.start);
+                self.last_proposal =
+                    Some(LastProposal { step_seq, start, path: proposal.draft.first_path() });
                 proposal
             }
             None => Proposal { start: step.start, ..Proposal::default() },
@@ -148,7 +152,7 @@ impl Sequence {
             self.verify(now, proposal.draft);
         } else if effective_mode(&self.spec) == AcceptanceMode::Rejection {
             self.report_anomaly(Anomaly::UnusableProposal);
-        } else {
+        } else if self.replaced_step != Some(step.step_seq) {
             self.late_proposal = Some(proposal);
         }
     }
@@ -181,22 +185,11 @@ impl Sequence {
     pub(super) fn take_late_remainder(&mut self, request: ProposalRequest) -> Option<Draft> {
         let proposal = self.late_proposal.take()?;
         let since = &self.committed.ids()[proposal.start as usize..];
-        match proposal.draft.after_path(since) {
-            Some(mut rest) if !rest.token_ids.is_empty() && request.num_draft_tokens > 0 => {
-                if request.num_tree_tokens <= request.num_draft_tokens {
-                    rest = Draft::chain(rest.first_path());
-                }
-                rest.truncate(
-                    request.num_draft_tokens,
-                    request.num_draft_tokens.max(request.num_tree_tokens) as usize,
-                );
-                Some(rest)
-            }
-            _ => {
-                self.report_anomaly(Anomaly::UnusableProposal);
-                None
-            }
+        let rest = request.remainder(&proposal.draft, since);
+        if rest.is_none() {
+            self.report_anomaly(Anomaly::UnusableProposal);
         }
+        rest
     }
 
     /// Handles a draft worker with less cached than assumed.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::step::{FinishReason, PromptLogprobs, Reply, Step, TokenLogprobs};
+use crate::step::{FinishReason, PromptLogprobs, ProposalAhead, Reply, Step, TokenLogprobs};
 use crate::tree::DraftOutcome;
 use crate::{Refusal, RefusalCause, Role, TokenId};
 
@@ -38,6 +38,8 @@ pub enum Event {
     },
     /// A worker replied.
     Reply(Role, Reply),
+    /// The draft worker drafted ahead of an outcome of the running verification.
+    ProposalAhead(ProposalAhead),
     /// A worker preempted the sequence to free KV.
     Preempted(Role, u32),
     /// Time passed; see [`Sequence::next_deadline`](crate::sequence::Sequence::next_deadline).
@@ -66,6 +68,9 @@ pub enum Action {
     /// The target cannot be relied on for this sequence; [`Action::Assign`] follows. If no other target is
     /// left, pass [`Event::Cancel`] and report the error to the client.
     TargetFault(TargetFault),
+    /// The round uses a proposal that was drafted ahead and waited here; the draft worker is asked as well, but
+    /// not waited for.
+    UsedProposalAhead,
     /// An anomaly to count in the metrics.
     Anomaly(Anomaly),
 }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::step::Reply;
+use crate::TokenId;
+use crate::step::{Draft, Reply};
 
 /// A requested proposal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,6 +12,19 @@ pub(super) struct ProposalRequest {
     pub(super) num_draft_tokens: u32,
     /// Maximum ids of a tree; a chain if not above k.
     pub(super) num_tree_tokens: u32,
+}
+
+impl ProposalRequest {
+    /// What is left of an earlier proposal after `ids`, as far as it answers this request.
+    pub(super) fn remainder(self, proposed: &Draft, ids: &[TokenId]) -> Option<Draft> {
+        let Self { num_draft_tokens: k, num_tree_tokens } = self;
+        let mut rest = proposed.after_path(ids).filter(|rest| !rest.token_ids.is_empty() && k > 0)?;
+        if num_tree_tokens <= k {
+            rest = Draft::chain(rest.first_path());
+        }
+        rest.truncate(k, k.max(num_tree_tokens) as usize);
+        Some(rest)
+    }
 }
 
 /// A step that was sent and not yet answered.

@@ -38,6 +38,7 @@ enum Frame {
     Step(Role, u32, Step),
     Close(Role, u32, u32),
     Reply(Role, u32, Reply),
+    Ahead(u32, ProposalAhead),
 }
 
 struct Worker {
@@ -55,6 +56,8 @@ struct World {
     draft: Worker,
     target: Worker,
     faults: Faults,
+    /// Rounds that used a proposal drafted ahead.
+    used_ahead: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -79,6 +82,7 @@ impl World {
             draft: worker(),
             target: worker(),
             faults,
+            used_ahead: 0,
         }
     }
 
@@ -121,7 +125,33 @@ impl World {
             Admission::Refused(refusal) => ReplyBody::Refused(refusal),
             Admission::Run => self.run(role, &step),
         };
+        let proposal = if let ReplyBody::Proposal(proposal) = &body { Some(proposal.clone()) } else { None };
         self.send(Frame::Reply(role, incarnation, Reply::to(&step, body)));
+        if let Some(proposal) = proposal {
+            self.draft_ahead(incarnation, &step, &proposal);
+        }
+    }
+
+    /// Sends what follows some outcomes of a proposal; ids that do not fit together must not matter.
+    fn draft_ahead(&mut self, incarnation: u32, step: &Step, proposal: &Proposal) {
+        let path = proposal.draft.first_path();
+        let context = self.draft.cached.ids()[..step.start() as usize].to_vec();
+        for _ in 0..self.rng.next() % 4 {
+            let mut ids = context.clone();
+            ids.extend(&path[..self.rng.next() as usize % (path.len() + 1)]);
+            let skilled = |ids: &mut Vec<TokenId>, rng: &mut Rng| {
+                ids.push((model(ids) + u32::from(!rng.chance(self.faults.skill))) % VOCAB);
+            };
+            skilled(&mut ids, &mut self.rng);
+            let committed_ids = ids[context.len()..].to_vec();
+            for _ in 0..=self.rng.next() % 5 {
+                skilled(&mut ids, &mut self.rng);
+            }
+            let draft = Draft::chain(ids[context.len() + committed_ids.len()..].to_vec());
+            let Step { sequence_id, epoch, step_seq, .. } = *step;
+            let ahead = ProposalAhead { sequence_id, epoch, step_seq, committed_ids, draft };
+            self.send(Frame::Ahead(incarnation, ahead));
+        }
     }
 
     fn run(&mut self, role: Role, step: &Step) -> ReplyBody {
@@ -245,6 +275,7 @@ impl World {
             | Action::Finished(_)
             | Action::TargetFault(_)
             | Action::Anomaly(_) => {}
+            Action::UsedProposalAhead => self.used_ahead += 1,
         }
     }
 
@@ -268,6 +299,11 @@ impl World {
                         self.serve(role, step);
                     }
                     Frame::Close(..) | Frame::Step(..) => {}
+                    Frame::Ahead(incarnation, ahead) => {
+                        if incarnation == self.draft.incarnation {
+                            events.push_back(Event::ProposalAhead(ahead));
+                        }
+                    }
                     Frame::Reply(role, incarnation, reply) => {
                         if incarnation == self.worker(role).incarnation {
                             events.push_back(Event::Reply(role, reply));
@@ -298,8 +334,10 @@ fn alone(prompt: &[TokenId], max_len: u32, stop_token_ids: &[TokenId]) -> Vec<To
 #[test]
 fn a_good_network_and_a_good_draft_save_rounds() {
     let faults = Faults { drop: 0, repeat: 0, max_delay_ms: 2, vanish: 0, skill: 90 };
-    let (ids, counters) = World::new(3, faults).play(&[1, 2, 3], (200, &[]), 8);
+    let mut world = World::new(3, faults);
+    let (ids, counters) = world.play(&[1, 2, 3], (200, &[]), 8);
     assert_eq!(ids, alone(&[1, 2, 3], 200, &[]));
+    assert!(world.used_ahead > 5, "{} proposals drafted ahead were used", world.used_ahead);
     assert!(counters.rounds < 120, "{counters:?}");
     // At most one of a tree's siblings is correct.
     assert!(counters.accepted_tokens * 10 > counters.draft_tokens * 4, "{counters:?}");

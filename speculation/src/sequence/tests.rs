@@ -1,6 +1,7 @@
 //! Tests of single sequences, frame by frame: the contract's worked example and every kind of frame that does
 //! not fit.
 
+mod ahead;
 mod exclusions;
 mod malformed;
 

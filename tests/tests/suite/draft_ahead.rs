@@ -34,6 +34,27 @@ async fn draft_ahead_changes_no_token() -> anyhow::Result<()> {
     cluster.stop().await
 }
 
+/// The target is far, so the draft worker has time to draft to the end of its branches.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_drafted_ahead_waits_at_the_router_and_changes_no_token() -> anyhow::Result<()> {
+    let cases = [Case::long_text(0.0, 100)?, Case::long_text(1.0, 100)?];
+    let expected = plain_answers(&cases, 2).await?;
+    let cluster = Cluster::start(|_| ()).await?;
+    let _target = cluster.add_far(WorkerKind::Target).await?;
+    let draft = cluster.add(WorkerKind::DraftAhead).await?;
+    let client = cluster.client().await?;
+    for (case, expected) in cases.iter().zip(&expected) {
+        for variant in [case.with_k(2), case.with_tree(2, 6)] {
+            client.open(&variant).await?.rest().await?.check_same(&variant.name, expected)?;
+        }
+    }
+    let used = cluster.metrics().await?.sum("outrider_proposals_ahead_used_total");
+    let hits = draft.draft_ahead_hits().await?;
+    println!("{used} rounds used a proposal that waited at the router, of {hits} hits");
+    ensure!(used > 0 && used <= hits, "{used} of {hits}");
+    cluster.stop().await
+}
+
 /// The text continues without its draft worker, then on another target with another draft worker.
 #[tokio::test(flavor = "multi_thread")]
 async fn losing_a_draft_worker_that_drafts_ahead_changes_no_token() -> anyhow::Result<()> {

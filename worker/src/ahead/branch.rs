@@ -72,6 +72,11 @@ impl SentProposal {
         self.step.epoch
     }
 
+    /// Position of its first id.
+    pub(super) fn start(&self) -> u32 {
+        self.start
+    }
+
     /// Returns branches for the likeliest outcomes: the whole chain first, then the best-ranked alternatives.
     pub(super) fn branches<M: StepExecutor>(
         &self,

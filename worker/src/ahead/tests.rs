@@ -105,6 +105,8 @@ struct Bench {
     executor: Counting,
     ahead: DraftAhead,
     table: SequenceTable,
+    /// What routers were sent.
+    drafted: Vec<(SequenceKey, ProposalAhead)>,
 }
 
 impl Bench {
@@ -122,12 +124,13 @@ impl Bench {
 
     fn empty(max_branches: usize) -> Self {
         let executor = Counting { total: 100, ..Counting::default() };
-        Self { executor, ahead: DraftAhead::new(max_branches), table: SequenceTable::default() }
+        let (ahead, table) = (DraftAhead::new(max_branches), SequenceTable::default());
+        Self { executor, ahead, table, drafted: Vec::new() }
     }
 
     /// Proposes 40, 50 and 60 for a new sequence of four ids with these stop tokens.
     fn propose(&mut self, (key, num_sequences): (SequenceKey, usize), stop_token_ids: &[TokenId]) {
-        let Self { executor, ahead, table } = self;
+        let Self { executor, ahead, table, .. } = self;
         let held = table.entry(key, || executor.open());
         let mut step = step(0, &[1, 2, 3, 4], 3);
         let spec = step.spec.as_deref().expect("the first step has one").clone();
@@ -145,10 +148,16 @@ impl Bench {
         held.cached = Some(task.cached);
     }
 
+    fn forward(&mut self) -> u32 {
+        let (rows, drafted) = self.ahead.forward(&mut self.executor, &mut self.table);
+        self.drafted.extend(drafted);
+        rows
+    }
+
     fn idle(&mut self) -> u32 {
         let mut rows = 0;
         while self.ahead.next_rows().is_some() {
-            rows += self.ahead.forward(&mut self.executor, &mut self.table);
+            rows += self.forward();
         }
         rows
     }
@@ -235,11 +244,11 @@ fn another_outcome_is_a_miss_and_an_early_step_is_told_apart() {
 #[test]
 fn what_is_not_finished_is_of_use_as_far_as_it_goes() {
     let mut bench = Bench::proposed(7);
-    bench.ahead.forward(&mut bench.executor, &mut bench.table);
+    bench.forward();
     let found = bench.asked(4, &[41]).expect("its first guess was made");
     assert_eq!((found.guesses, found.context_done), (vec![50], 1));
     let mut bench = Bench::proposed(7);
-    bench.ahead.forward(&mut bench.executor, &mut bench.table);
+    bench.forward();
     // The committed guess has no row yet.
     let found = bench.asked(6, &[60, 70]).expect("it guessed 70");
     assert_eq!((found.guesses, found.context_done), (vec![], 1));
@@ -257,12 +266,37 @@ fn rows_and_branches_are_bounded() {
 }
 
 #[test]
+fn a_branch_that_ends_is_sent_with_the_outcome_that_it_follows() {
+    let mut bench = Bench::proposed(8);
+    while bench.drafted.is_empty() {
+        assert!(bench.forward() > 0, "branches end");
+    }
+    bench.idle();
+    let after = |committed_ids: &[TokenId], ids: &[TokenId]| {
+        let (committed_ids, draft) = (committed_ids.to_vec(), Draft::chain(ids.to_vec()));
+        (KEY, ProposalAhead { sequence_id: KEY.sequence, epoch: 1, step_seq: 1, committed_ids, draft })
+    };
+    // Three ids are asked for; after the whole proposal the first one is the target's own.
+    for expected in [
+        after(&[40, 50, 60], &[70, 80, 90, 100]),
+        after(&[41], &[50, 60, 70]),
+        after(&[40, 51], &[60, 70, 80]),
+        after(&[40, 50, 60, 71], &[80, 90, 100]),
+    ] {
+        assert!(bench.drafted.contains(&expected), "{expected:?} is not in {:?}", bench.drafted);
+    }
+    assert!(bench.drafted.len() <= 8, "each branch once: {:?}", bench.drafted);
+    // The router's step still finds the branch.
+    assert_eq!(bench.asked(4, &[40, 51]).map(|found| found.guesses), Some(vec![60, 70, 80]));
+}
+
+#[test]
 fn branches_of_two_sequences_share_the_rows_of_a_forward_pass() {
     let mut bench = Bench::empty(7);
     for sequence in [SequenceId(1), SequenceId(2)] {
         bench.propose((SequenceKey { sequence, ..KEY }, 2), &[]);
     }
-    let rows: Vec<u32> = (0..4).map(|_| bench.ahead.forward(&mut bench.executor, &mut bench.table)).collect();
+    let rows: Vec<u32> = (0..4).map(|_| bench.forward()).collect();
     assert!(rows.iter().all(|rows| (1..=7).contains(rows)), "{rows:?}");
 }
 
@@ -289,7 +323,7 @@ fn nothing_is_drafted_ahead_without_memory() {
     assert_eq!(bench.idle(), 0);
     assert!(bench.asked(4, &[41]).is_none());
     let mut bench = Bench::proposed(7);
-    bench.ahead.forward(&mut bench.executor, &mut bench.table);
+    bench.forward();
     assert!(bench.ahead.drop_all(&mut bench.executor), "it gives way to steps");
     assert_eq!(bench.executor.slots.len(), 1);
     assert!(bench.asked(4, &[41]).is_none());

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use proto::convert::proposal_ahead_to_wire;
 use proto::v1;
 use scheduling::batch::prefill_rows;
 use scheduling::batch_former::{Batch, CompletedForward, Decision, ReadyStep};
@@ -81,15 +82,20 @@ impl<M: StepExecutor> StepLoop<M> {
         timing
     }
 
-    /// Runs one forward of branches while the worker is otherwise idle. Its timing is not reported to
-    /// routers.
+    /// Runs one forward of branches while the worker is otherwise idle, and sends routers what it drafted to
+    /// the end. Its timing is not reported to routers.
     pub(super) fn forward_ahead(&mut self, reactor: &mut Reactor, rows: u32) {
         let size = ForwardSize { rows, sequences: 1 };
         reactor.run_forward(size, || {
-            let rows = self.ahead.forward(&mut self.executor, &mut self.table);
+            let (rows, drafted) = self.ahead.forward(&mut self.executor, &mut self.table);
+            for (key, ahead) in drafted {
+                if let Some(router) = self.routers.get_mut(&key.router) {
+                    router.outbox.ahead.push(proposal_ahead_to_wire(ahead));
+                }
+            }
             v1::StepTiming { rows, ..v1::StepTiming::default() }
         });
-        reactor.write_and_read(|| ());
+        reactor.write_and_read(|| self.flush(&v1::StepTiming::default()));
     }
 
     /// Removes the tasks that are not part of the next forward from `running` and returns them.

@@ -3,7 +3,7 @@
 //! same tokens.
 
 use futures::FutureExt as _;
-use proto::convert::{reply_to_wire, step_from_wire};
+use proto::convert::{proposal_ahead_to_wire, reply_to_wire, step_from_wire};
 use scheduling::profile::Profile;
 use service::metrics::Metrics;
 use simulator::{ENDLESS, Policy, Recording, RequestKind, Setup, Traffic, run_recorded};
@@ -166,6 +166,7 @@ fn frame_to_wire(frame: &Frame) -> v1::WorkerFrame {
     );
     v1::WorkerFrame {
         replies: frame.replies.iter().map(reply_to_wire).collect(),
+        ahead: frame.ahead.iter().cloned().map(proposal_ahead_to_wire).collect(),
         timing: Some(v1::StepTiming { rows, prefill_rows, sequences, kv_tokens, queue_us, compute_us }),
         ..v1::WorkerFrame::default()
     }
