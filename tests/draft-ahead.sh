@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # draft-ahead.sh BINARIES [ARGUMENT..]: uses `outrider bench` to compare a cluster whose draft worker drafts
 # ahead with one whose draft worker does not. Both run at the same time, and requests alternate between them.
-# ARGUMENTs are passed to `outrider bench`. At the end the script prints the draft-ahead counters of the draft
-# worker.
+# ARGUMENTs are passed to `outrider bench`. At the end the script prints, of the cluster that drafts ahead, the
+# counters of the draft worker and of the router, and how much of the time between verify steps is no forward.
 # PROFILE: the profile whose step times the synthetic workers simulate, at half its speed (default: 70B on
 # H100s with drafts on an L4). PROFILE=pair uses the bundled pair instead, with 250 M parameters of ballast
 # for the target and 62 M for the draft.
@@ -63,3 +63,5 @@ start "$AHEAD_PORT" "${BRANCHES:-16}"
   --arm "ahead:url=http://127.0.0.1:$AHEAD_PORT,speculation=${SPECULATION:-on}" \
   --arm "plain:url=http://127.0.0.1:$PLAIN_PORT,speculation=${SPECULATION:-on}" "$@"
 curl -s "http://127.0.0.1:$((AHEAD_PORT + 5))/metrics" | grep '^outrider_worker_draft_ahead'
+curl -s "http://127.0.0.1:$((AHEAD_PORT + 6))/metrics" | grep '^outrider_proposals_ahead'
+curl -s "http://127.0.0.1:$((AHEAD_PORT + 6))/console/requests" | python3 tests/programs/between_verify_steps.py

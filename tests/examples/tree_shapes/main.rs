@@ -50,12 +50,16 @@ struct Args {
     ///   leaves     such a chain with the next best tokens beside it
     ///   static     a tree that is the same at every step, shaped for the texts of this run
     ///   branches   the tree of a draft worker
-    ///   point      a chain of the draft's most likely tokens, verified like the kinds above
+    ///   point      a chain of the draft's most likely tokens, with leaves, verified like the kinds above
     ///   rejection  a chain drawn from the draft, token-wise rejection sampling (Leviathan et al.)
     ///   block      the same chain, block verification (Sun et al., arXiv 2403.10444)
     ///
-    /// For point, rejection and block POSITIONS equals TOKENS. As in served sequences, the draft of rejection
-    /// and block draws from its 64 most likely tokens.
+    /// For rejection and block POSITIONS equals TOKENS. As in served sequences, the draft of rejection and
+    /// block draws from its 64 most likely tokens.
+    ///
+    /// "Outcome in draft" is the share of steps whose tokens up to the first one beside the chain are in the
+    /// draft. Drafting ahead of a chain with one position less would have hit there, with a branch for the
+    /// whole chain and one for each leaf.
     #[arg(value_delimiter = ',', value_parser = Shape::parse, required = true, verbatim_doc_comment)]
     shapes: Vec<Shape>,
 }

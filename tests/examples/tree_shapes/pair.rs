@@ -8,7 +8,7 @@ use engine::{Engine, LoadOptions, Logits, SequenceRows, SlotId, TokenId, TreeRow
 use speculation::acceptance::{Guess, RawRows, Verification, finish_reason, guess, guess_candidates, verify};
 use speculation::logits::{TokenCounts, apply_filters};
 use speculation::noise::{Noise, Purpose};
-use speculation::tree::{MAX_CANDIDATES, ROWS_PER_FORWARD, TreeGrowth, with_leaves};
+use speculation::tree::{DraftOutcome, MAX_CANDIDATES, ROWS_PER_FORWARD, TreeGrowth, with_leaves};
 use speculation::{AcceptanceMode, Draft, SamplingParams, SequenceSpec};
 use tests::block_verification::{Block, pick};
 
@@ -104,7 +104,10 @@ impl Pair {
             let counts = &mut state.counts;
             counts.proposing += cpu_time()?.saturating_sub(started_at);
             (counts.steps, counts.drafted) = (counts.steps + 1, counts.drafted + drafted.token_ids.len());
-            if self.verify(target, &spec, shape.kind, (&mut ids, &drafted))? {
+            let (is_finished, outcome) = self.verify(target, &spec, shape.kind, (&mut ids, &drafted))?;
+            let is_covered = outcome.mismatch.is_none_or(|mismatch| mismatch.rank.is_some());
+            state.counts.covered += usize::from(is_covered);
+            if is_finished {
                 self.target.close(target);
                 self.draft.close(state.slot);
                 state.counts.written = ids.len() - prompt.len();
@@ -226,14 +229,15 @@ impl Pair {
         Ok(draft)
     }
 
-    /// Appends the tokens that the target commits. Returns whether the text is finished.
+    /// Appends the tokens that the target commits. Returns whether the text is finished, and the outcome for
+    /// the draft.
     fn verify(
         &mut self,
         slot: SlotId,
         spec: &SequenceSpec,
         kind: Kind,
         (ids, draft): (&mut Vec<TokenId>, &Draft),
-    ) -> anyhow::Result<bool> {
+    ) -> anyhow::Result<(bool, DraftOutcome)> {
         let start = ids.len() as u32;
         let held = self.target.len(slot) as usize;
         let token_ids = [&ids[held..], &draft.token_ids].concat();
@@ -255,8 +259,10 @@ impl Pair {
         } else {
             self.target.truncate(slot, start + verdict.num_accepted);
         }
+        let drawn = verdict.token_ids.get(accepted.len()).copied();
+        let outcome = draft.outcome(accepted, drawn);
         ids.extend(verdict.token_ids);
-        Ok(verdict.finish.is_some())
+        Ok((verdict.finish.is_some(), outcome))
     }
 }
 
