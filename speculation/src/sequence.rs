@@ -3,9 +3,9 @@
 //! [`Action::Send`] and passes back what arrives, in any order, late, twice or never.
 //!
 //! A round: request a proposal from the draft worker, wait no longer than its deadline, and have the target
-//! verify whatever has arrived. A proposal that was drafted ahead of what the target then committed is verified at
-//! once; the draft worker is asked nevertheless, and drafts ahead of the next outcomes. A target with too little cached is fed first. A draft worker with too little
-//! cached is fed in parallel with the target's step, and the round continues without it.
+//! verify whatever has arrived. A proposal that was drafted ahead of what the target then committed is
+//! verified at once. A target with too little cached is fed first. A draft worker with too little cached is
+//! fed in parallel with the target's step, and the round continues without it.
 
 mod ahead;
 mod draft;

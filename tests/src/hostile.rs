@@ -44,7 +44,8 @@ pub enum DraftMisbehaviour {
     UnknownSequence,
     /// Each reply three times.
     Repeated,
-    /// k random ids, then more proposals drafted ahead than there are outcomes, with ids outside the vocabulary.
+    /// k random ids, then more proposals drafted ahead than there are outcomes, half of them with ids outside
+    /// the vocabulary.
     FloodsAhead,
     /// No reply.
     Silence,

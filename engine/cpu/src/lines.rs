@@ -235,12 +235,13 @@ impl<const STREAMS: usize> Prefetch for MultiStreamPrefetch<STREAMS> {
 }
 
 /// For lines that several passes read one after the other: each pass prefetches its share of the next lines
-/// into the L2 cache, evenly over the lines that it uses. It never branches, because a branch in the inner loop
-/// keeps the compiler from ordering the loop's loads.
+/// into the L2 cache, evenly over the lines that it uses. It never branches, because a branch in the inner
+/// loop keeps the compiler from ordering the loop's loads.
 #[derive(Clone, Copy)]
 pub(super) struct TilePrefetch {
     at: *const u8,
-    /// Bytes to prefetch per line used, at most a line. Rounded up, so a pass may go a little beyond its share.
+    /// Bytes to prefetch per line used, at most a line. Rounded up, so a pass may go a little beyond its
+    /// share.
     bytes_per_line: usize,
 }
 

@@ -306,8 +306,8 @@ impl World {
         self.event(Event::Frame(worker, frame))
     }
 
-    /// `ahead SEQUENCE WORKER after=N propose=M`: M ids that the worker drafted ahead of the outcome that N ids are
-    /// committed since the start of its latest proposal.
+    /// `ahead SEQUENCE WORKER after=N propose=M`: M ids that the worker drafted ahead of an outcome, N committed
+    /// ids since the start of its latest proposal.
     fn ahead(&mut self, line: &Line) -> String {
         let (sequence_id, worker) = (self.sequence(&line.words[0]), self.worker(&line.words[1]));
         let step = &self.steps[&(sequence_id, worker)];

@@ -1,6 +1,6 @@
-//! Proposals that were drafted ahead. While the target verifies a proposal, the draft worker sends the proposals
-//! that would follow its likeliest outcomes. They wait here, nearer to the target: after one of these outcomes
-//! the next verification begins without the draft worker's round trip.
+//! Proposals that were drafted ahead. While the target verifies a proposal, the draft worker sends the
+//! proposals that would follow its likeliest outcomes. They wait here, nearer to the target: after one of
+//! these outcomes the next verification begins without the draft worker's round trip.
 
 use super::*;
 use crate::acceptance::check_draft;
@@ -28,15 +28,21 @@ impl Sequence {
         if !is_current || self.proposals_ahead.len() == MAX_PROPOSALS_AHEAD {
             return;
         }
-        let ids = ahead.committed_ids.iter().chain(&ahead.draft.token_ids);
-        let is_valid = ids.into_iter().all(|id| *id < self.config.vocab_size)
-            && supports_trees(&self.spec)
-            && ahead.draft.q.is_empty()
-            && check_draft(&self.spec, self.committed.len(), &ahead.draft).is_ok();
-        match is_valid {
+        match self.is_usable(&ahead) {
             true => self.proposals_ahead.push(ahead),
             false => self.report_anomaly(Anomaly::MalformedReply),
         }
+    }
+
+    /// Whether a target may get these guesses, and whether there are no more ids than outcomes have.
+    fn is_usable(&self, ahead: &ProposalAhead) -> bool {
+        let ProposalAhead { committed_ids, draft, .. } = ahead;
+        let mut ids = committed_ids.iter().chain(&draft.token_ids);
+        committed_ids.len() <= MAX_DRAFT_TOKENS + 1
+            && draft.token_ids.len() <= MAX_TREE_TOKENS
+            && ids.all(|id| *id < self.config.vocab_size)
+            && supports_trees(&self.spec)
+            && check_draft(&self.spec, self.committed.len(), draft).is_ok()
     }
 
     /// Returns the proposal that was drafted ahead of the ids that were committed since the latest proposal.
@@ -50,7 +56,7 @@ impl Sequence {
         })
     }
 
-    /// Verifies a proposal that was drafted ahead, after the draft worker was asked for the same one: its answer
+    /// Verifies a proposal that was drafted ahead. The draft worker was asked for the same one: its answer
     /// tells how much of the text it has cached.
     pub(super) fn verify_proposal_ahead(&mut self, now: Duration, draft: Draft) {
         self.on_unawaited_request(now);

@@ -68,8 +68,8 @@ pub enum Action {
     /// The target cannot be relied on for this sequence; [`Action::Assign`] follows. If no other target is
     /// left, pass [`Event::Cancel`] and report the error to the client.
     TargetFault(TargetFault),
-    /// The round uses a proposal that was drafted ahead and waited here; the draft worker is asked as well, but
-    /// not waited for.
+    /// The round uses a proposal that was drafted ahead and waited here. The draft worker is asked as well,
+    /// but not waited for.
     UsedProposalAhead,
     /// An anomaly to count in the metrics.
     Anomaly(Anomaly),

@@ -11,8 +11,8 @@ pub(crate) enum Kind {
     Branches,
     /// Like `Branches` but by ranks only: each step has the same tree, the best one on average.
     Static,
-    /// A chain of the draft's most likely tokens, drawn without noise, with leaves if there are more tokens than
-    /// positions; the target accepts what it draws itself. Rejection sampling of a draft that puts all
+    /// A chain of the draft's most likely tokens, drawn without noise, with leaves if there are more tokens
+    /// than positions; the target accepts what it draws itself. Rejection sampling of a draft that puts all
     /// probability on one token accepts as many.
     Point,
     /// A chain drawn with separate noise and judged token by token (contract B5).

@@ -1,7 +1,7 @@
 //! GEMM of several row tiles, or of one tile that multiplies a panel in two passes, with packed floats. K is
-//! split into K blocks. A K block of a panel stays in the L1 cache while all tiles of a row block use it; bf16
-//! that is not multiplied by pairs is widened to f32 once. The row block's activations stay in the L2 cache
-//! while all panels use them. Every pass prefetches its share of the next K block.
+//! split into K blocks. A K block of a panel stays in the L1 cache while all tiles of a row block use it;
+//! bf16 that is not multiplied by pairs is widened to f32 once. The row block's activations stay in the L2
+//! cache while all panels use them. Every pass prefetches its share of the next K block.
 //!
 //! A sum is stored at the end of a K block and reloaded unchanged, so K blocks change no bit.
 

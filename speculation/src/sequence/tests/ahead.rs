@@ -109,6 +109,8 @@ fn what_no_target_may_get_is_not_kept() {
         ("a drafted id outside the vocabulary", ahead_of(&draft, &[11], &[50_000])),
         ("a committed id outside the vocabulary", ahead_of(&draft, &[50_000], &[13])),
         ("a row before its parent", cyclic),
+        ("more ids than an outcome has", ahead_of(&draft, &[11; 40], &[13])),
+        ("more ids than a tree has", ahead_of(&draft, &[11], &[13; 65])),
     ] {
         assert_eq!(receive(&mut sequence, ahead), malformed, "{what}");
     }
