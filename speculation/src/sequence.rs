@@ -90,8 +90,6 @@ pub struct Sequence {
     late_proposal: Option<Proposal>,
     /// The last proposal received, used or not: it determines how much of the draft worker's KV is valid.
     last_proposal: Option<LastProposal>,
-    /// Proposals after outcomes of `last_proposal`.
-    proposals_ahead: Vec<ProposalAhead>,
     /// The draft worker's step whose proposal was drafted ahead and used before the answer.
     replaced_step: Option<u64>,
     /// When a silent draft worker may be asked again, and the wait, which doubles each time.
@@ -130,7 +128,6 @@ impl Sequence {
             verifying: Draft::default(),
             late_proposal: None,
             last_proposal: None,
-            proposals_ahead: Vec::new(),
             replaced_step: None,
             draft_retry_at: Duration::ZERO,
             draft_retry_wait: Duration::ZERO,
@@ -306,7 +303,7 @@ impl Sequence {
         let draft_lag = self.draft_lag();
         let prefilling = self.committed.len() - self.target.cached_len > FEED_LAG;
         if can_ask && k > 0 && !prefilling && draft_lag <= FEED_LAG {
-            let ahead = self.take_proposal_ahead(request);
+            let ahead = self.proposal_ahead(request);
             self.request_proposal(now, request, draft_wait);
             if let Some(draft) = ahead {
                 return self.verify_proposal_ahead(now, draft);

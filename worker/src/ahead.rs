@@ -25,7 +25,7 @@ use speculation::{Proposal, ProposalAhead, ReplyBody, Step, TokenId, Work};
 use self::branch::{Branch, SentProposal};
 use self::gain_tracker::GainTracker;
 use crate::executor::StepExecutor;
-use crate::table::{SequenceKey, SequenceTable};
+use crate::table::{RouterId, SequenceKey, SequenceTable};
 use crate::task::{Slot, Task};
 
 /// A worker with more sequences does not draft ahead. Steps of several sequences share forward passes at the
@@ -133,12 +133,13 @@ impl DraftAhead {
         }
     }
 
-    /// Runs one forward pass over branches. Returns its number of rows and what was drafted to its end.
+    /// Runs one forward pass over branches. Returns its number of rows, and what was drafted to its end with
+    /// the router that it is for.
     pub fn forward<M: StepExecutor>(
         &mut self,
         executor: &mut M,
         table: &mut SequenceTable,
-    ) -> (u32, Vec<(SequenceKey, ProposalAhead)>) {
+    ) -> (u32, Vec<(RouterId, ProposalAhead)>) {
         let began = Instant::now();
         let mut tasks: VecDeque<Task> = VecDeque::new();
         let mut members: Vec<SequenceKey> = Vec::new();
@@ -162,9 +163,9 @@ impl DraftAhead {
         match finished {
             Ok(finished) => {
                 for (task, body) in finished {
-                    let (key, proposal) = (task.key, self.drafted(&task, body));
+                    let (router, proposal) = (task.key.router, self.drafted(&task, body));
                     self.put_back(executor, task, proposal.is_some().then_some(true));
-                    drafted.extend(proposal.map(|proposal| (key, proposal)));
+                    drafted.extend(proposal.map(|proposal| (router, proposal)));
                 }
                 tasks.into_iter().for_each(|task| self.put_back(executor, task, Some(false)));
             }

@@ -17,20 +17,22 @@ pub(super) struct LastProposal {
     pub(super) start: u32,
     /// Its first children.
     pub(super) path: Vec<TokenId>,
+    /// What was drafted ahead of its outcomes.
+    pub(super) ahead: Vec<ProposalAhead>,
 }
 
 impl Sequence {
     /// Keeps a proposal for an outcome of the latest proposal. Others come too late.
     pub(super) fn on_proposal_ahead(&mut self, ahead: ProposalAhead) {
-        let is_current = self.draft.assigned
-            && self.draft.epoch == ahead.epoch
-            && self.last_proposal.as_ref().is_some_and(|last| last.step_seq == ahead.step_seq);
-        if !is_current || self.proposals_ahead.len() == MAX_PROPOSALS_AHEAD {
-            return;
-        }
-        match self.is_usable(&ahead) {
-            true => self.proposals_ahead.push(ahead),
-            false => self.report_anomaly(Anomaly::MalformedReply),
+        let is_usable = self.is_usable(&ahead);
+        let is_assigned = self.draft.assigned && self.draft.epoch == ahead.epoch;
+        let has_room = |last: &&mut LastProposal| {
+            is_assigned && last.step_seq == ahead.step_seq && last.ahead.len() < MAX_PROPOSALS_AHEAD
+        };
+        match self.last_proposal.as_mut().filter(has_room) {
+            Some(last) if is_usable => last.ahead.push(ahead),
+            Some(_) => self.report_anomaly(Anomaly::MalformedReply),
+            None => {}
         }
     }
 
@@ -46,11 +48,10 @@ impl Sequence {
     }
 
     /// Returns the proposal that was drafted ahead of the ids that were committed since the latest proposal.
-    pub(super) fn take_proposal_ahead(&mut self, request: ProposalRequest) -> Option<Draft> {
-        let proposals = std::mem::take(&mut self.proposals_ahead);
-        let start = self.last_proposal.as_ref()?.start;
-        let since = &self.committed.ids()[start as usize..];
-        proposals.iter().find_map(|ahead| {
+    pub(super) fn proposal_ahead(&self, request: ProposalRequest) -> Option<Draft> {
+        let last = self.last_proposal.as_ref()?;
+        let since = &self.committed.ids()[last.start as usize..];
+        last.ahead.iter().find_map(|ahead| {
             let rest = since.strip_prefix(ahead.committed_ids.as_slice())?;
             request.remainder(&ahead.draft, rest)
         })
@@ -65,15 +66,9 @@ impl Sequence {
         self.verify(now, draft);
     }
 
-    /// Forgets proposals that no longer apply because the draft worker gets another step.
-    pub(super) fn forget_drafted_ahead(&mut self) {
-        self.last_proposal = None;
-        self.proposals_ahead.clear();
-    }
-
     /// Forgets all proposals of a draft worker that left.
     pub(super) fn forget_proposals(&mut self) {
         self.late_proposal = None;
-        self.forget_drafted_ahead();
+        self.last_proposal = None;
     }
 }

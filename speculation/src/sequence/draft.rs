@@ -79,7 +79,7 @@ impl Sequence {
         };
         let step = self.make_step(Role::Draft, base, start, work);
         self.draft.cached_len = base;
-        self.forget_drafted_ahead();
+        self.last_proposal = None;
         self.draft.in_flight = Some(InFlight {
             step_seq: step.step_seq,
             start,
@@ -142,8 +142,8 @@ impl Sequence {
         let proposal = match self.validated_proposal(step, proposal) {
             Some(proposal) => {
                 let (step_seq, start) = (step.step_seq, proposal.start);
-                self.last_proposal =
-                    Some(LastProposal { step_seq, start, path: proposal.draft.first_path() });
+                let (path, ahead) = (proposal.draft.first_path(), Vec::new());
+                self.last_proposal = Some(LastProposal { step_seq, start, path, ahead });
                 proposal
             }
             None => Proposal { start: step.start, ..Proposal::default() },

@@ -8,7 +8,6 @@ use speculation::{Draft, Proposal, Role, SequenceId, SequenceSpec};
 
 use super::*;
 use crate::executor::{ExecutorStats, OutOfKvBlocks};
-use crate::table::RouterId;
 
 const KEY: SequenceKey = SequenceKey { router: RouterId(1), sequence: SequenceId(1) };
 
@@ -106,7 +105,7 @@ struct Bench {
     ahead: DraftAhead,
     table: SequenceTable,
     /// What routers were sent.
-    drafted: Vec<(SequenceKey, ProposalAhead)>,
+    drafted: Vec<(RouterId, ProposalAhead)>,
 }
 
 impl Bench {
@@ -274,7 +273,7 @@ fn a_branch_that_ends_is_sent_with_the_outcome_that_it_follows() {
     bench.idle();
     let after = |committed_ids: &[TokenId], ids: &[TokenId]| {
         let (committed_ids, draft) = (committed_ids.to_vec(), Draft::chain(ids.to_vec()));
-        (KEY, ProposalAhead { sequence_id: KEY.sequence, epoch: 1, step_seq: 1, committed_ids, draft })
+        (KEY.router, ProposalAhead { sequence_id: KEY.sequence, epoch: 1, step_seq: 1, committed_ids, draft })
     };
     // Three ids are asked for; after the whole proposal the first one is the target's own.
     for expected in [

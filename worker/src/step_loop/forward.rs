@@ -88,8 +88,8 @@ impl<M: StepExecutor> StepLoop<M> {
         let size = ForwardSize { rows, sequences: 1 };
         reactor.run_forward(size, || {
             let (rows, drafted) = self.ahead.forward(&mut self.executor, &mut self.table);
-            for (key, ahead) in drafted {
-                if let Some(router) = self.routers.get_mut(&key.router) {
+            for (router, ahead) in drafted {
+                if let Some(router) = self.routers.get_mut(&router) {
                     router.outbox.ahead.push(proposal_ahead_to_wire(ahead));
                 }
             }
