@@ -6,6 +6,7 @@ import { byId, el, formatNumber, number, plural, render, svg, table } from "./do
 const REASONS = {
   best: "it has the highest predicted throughput",
   within_hysteresis: "another k has a higher prediction, but not by the required margin",
+  confirming: "a longer draft has the highest prediction, for the first time beside these lanes",
   settling: "it has just changed, and round times have not settled",
   moving: "it has just changed to the k with the highest prediction",
 };

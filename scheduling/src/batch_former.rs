@@ -160,7 +160,10 @@ impl<K: Ord + Copy> BatchFormer<K> {
     /// Decides about the steps that are `ready`, oldest first.
     pub fn decide(&mut self, now: Duration, ready: &[ReadyStep<K>]) -> Decision {
         let group = self.group(ready);
-        if let Some(delay) = self.delay(now, group.ready(&lane_rows(ready)), mean_context(ready)) {
+        let members = ready.iter().zip(&group.members).filter(|(_, is_member)| **is_member);
+        let away_us = self.return_times.mean_away_us(members.map(|(step, _)| &step.key));
+        let delay = self.delay(now, group.ready(&lane_rows(ready), away_us), mean_context(ready));
+        if let Some(delay) = delay {
             self.delayed_since.get_or_insert(now);
             return Decision::Wait(delay.max(MIN_DELAY));
         }

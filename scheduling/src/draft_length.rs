@@ -103,6 +103,8 @@ pub struct DraftLength {
     lane_rounds: u64,
     /// Share of recent lane rounds with drafts, probes aside.
     drafting_share: f64,
+    /// Whether a longer draft was best in the latest lane round, beside other lanes.
+    longer_was_best: bool,
     /// Number of sequences that still begin a round in this lane round.
     sequences_left: u32,
     /// Number of further lane rounds at this k before the next choice.
@@ -159,6 +161,7 @@ impl DraftLength {
             last_compared_at: None,
             lane_rounds: 0,
             drafting_share: 0.0,
+            longer_was_best: false,
             sequences_left: 0,
             lane_rounds_left: 0,
             changes: VecDeque::new(),
@@ -315,7 +318,7 @@ impl DraftLength {
         self.end_lane_round(load.lane_sequences);
         self.outlook = self.compute_outlook(load, (target, draft));
         self.apply_joint_choice(load, (target, draft));
-        if !self.update_k() {
+        if !self.update_k(load) {
             self.probe = self.due_probe(draft);
         }
         let is_far = self.k == 0
@@ -376,7 +379,8 @@ impl DraftLength {
     }
 
     /// Changes k to the best value if that is worth it. Returns whether k changed.
-    fn update_k(&mut self) -> bool {
+    fn update_k(&mut self, load: &Load) -> bool {
+        let longer_was_best = std::mem::take(&mut self.longer_was_best);
         let here = self.outlook[self.k as usize];
         // Others are delayed by a little more or less as their own rows change. A lane that stopped and began
         // again each time would delay them more.
@@ -396,6 +400,13 @@ impl DraftLength {
                 () if self.is_unconfirmed() => ChoiceReason::Settling,
                 () => ChoiceReason::WithinHysteresis,
             };
+            return false;
+        }
+        // A request that ends is often followed by another. A longer draft that only the moment between them
+        // allows would delay that one, and leave the lane's steps apart from those of the others.
+        self.longer_was_best = best > self.k && load.other_sequences > 0;
+        if self.longer_was_best && !longer_was_best && !must_leave {
+            self.why = ChoiceReason::Confirming;
             return false;
         }
         let from = self.k;

@@ -20,6 +20,12 @@ impl DraftedAhead {
             }
             toward(&mut self.shares[position as usize], was_there, EWMA_WINDOW);
         }
+        // Positions that are no longer requested follow the last one that is: with an old, low share they would
+        // never be requested again.
+        let Some((requested, others)) = self.shares.split_at_mut_checked(asked as usize) else { return };
+        if let Some(&mut last) = requested.last_mut() {
+            others.iter_mut().for_each(|share| toward(share, last, EWMA_WINDOW));
+        }
     }
 
     /// Share by position; absent for positions that were never requested.
@@ -56,6 +62,17 @@ mod tests {
         assert!((ahead.forwards(1) - 0.5).abs() < 0.02, "{}", ahead.forwards(1));
         assert!((ahead.forwards(3) - 2.0).abs() < 0.04, "{}", ahead.forwards(3));
         assert!((ahead.forwards(8) - 7.0).abs() < 0.04, "{}", ahead.forwards(8));
+    }
+
+    #[test]
+    fn positions_that_are_no_longer_requested_follow_the_last_that_is() {
+        let mut ahead = DraftedAhead::default();
+        (0..400).for_each(|_| ahead.observe(0, 6));
+        assert_eq!(ahead.forwards(6), 6.0);
+        (0..400).for_each(|_| ahead.observe(2, 2));
+        assert!(ahead.forwards(6) < 0.1, "{}", ahead.forwards(6));
+        (0..400).for_each(|_| ahead.observe(0, 0));
+        assert!(ahead.forwards(6) < 0.1, "a proposal of no position tells nothing");
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub(crate) struct ReadyGroup {
     pub(crate) sequences: u32,
     /// Number of their rows.
     pub(crate) rows: u32,
+    /// Mean time that they will be away after the forward, in microseconds; infinite if they wait for nobody.
+    pub(crate) away_us: f64,
     /// How many more drafting sequences may join the group.
     pub(crate) capacity: u32,
     /// How many more are needed to complete the group.
@@ -49,6 +51,8 @@ pub(crate) struct DraftingSequences {
 struct ExpectedReturn {
     /// Microseconds from now; negative if it is overdue.
     due_us: f64,
+    /// Microseconds that it was away last time.
+    away_us: f64,
     /// Number of rows of its next step.
     rows: u32,
 }
@@ -122,11 +126,25 @@ impl<K: Ord> ReturnTimes<K> {
         found
     }
 
+    /// Mean time away of these sequences, in microseconds; infinite if one was never answered, because what is
+    /// left of its prompt can run in any forward.
+    pub(crate) fn mean_away_us<'a>(&self, keys: impl Iterator<Item = &'a K>) -> f64
+    where
+        K: 'a,
+    {
+        let (mut sum, mut count) = (0.0, 0_u32);
+        for key in keys {
+            sum += self.sequences.get(key).and_then(|known| known.away_us).unwrap_or(f64::INFINITY);
+            count += 1;
+        }
+        sum / f64::from(count.max(1))
+    }
+
     /// Sequences that are away and expected back within `horizon_us`, soonest first.
     fn expected(&self, now: Duration, horizon_us: f64) -> Vec<ExpectedReturn> {
         let expected = |known: &ReturnTime| {
-            let away = micros(now.saturating_sub(known.answered_at?));
-            Some(ExpectedReturn { due_us: known.away_us? - away, rows: known.rows })
+            let (away_us, away) = (known.away_us?, micros(now.saturating_sub(known.answered_at?)));
+            Some(ExpectedReturn { due_us: away_us - away, away_us, rows: known.rows })
         };
         let near = |expected: &ExpectedReturn| {
             expected.due_us < horizon_us && expected.due_us > -OVERDUE_SHARE * horizon_us
@@ -191,16 +209,20 @@ fn best_wait_us(ready: ReadyGroup, expected: &[ExpectedReturn], step_us: impl Fn
         return None;
     }
     let rows_of = |part: &[ExpectedReturn]| part.iter().map(|expected| expected.rows).sum::<u32>();
-    // Total time lost by all sequences if the first `joined` are waited for.
+    // Total time lost by all sequences if the first `joined` are waited for. The others run in the next
+    // forward. If these are decode steps, which return at once, those of this forward find it running.
     let lost_us = |joined: usize| {
         let (with, without) = expected.split_at(joined);
         let starts = with.last().map_or(0.0, |last| last.due_us.max(0.0));
         let ends = starts + step_us(ready.rows + rows_of(with));
         let next = if without.is_empty() { 0.0 } else { step_us(rows_of(without)) };
-        let of_with: f64 = with.iter().map(|expected| ends - expected.due_us.max(0.0)).sum();
+        let decodes = without.iter().any(|known| known.rows <= 1);
+        let ends_with_wait = |away_us: f64| ends + if decodes { (next - away_us).max(0.0) } else { 0.0 };
+        let of_with: f64 =
+            with.iter().map(|known| ends_with_wait(known.away_us) - known.due_us.max(0.0)).sum();
         let of_without: f64 =
             without.iter().map(|expected| (ends - expected.due_us.max(0.0)).max(0.0) + next).sum();
-        f64::from(ready.sequences) * ends + of_with + of_without
+        f64::from(ready.sequences) * ends_with_wait(ready.away_us) + of_with + of_without
     };
     let candidates = (1..=NUM_COMPARED).map(|part| (total * part).div_ceil(NUM_COMPARED));
     let (best, lost) = candidates
@@ -237,11 +259,12 @@ mod tests {
         times
     }
 
+    /// This many ready sequences with prompts.
     fn ready(sequences: u32) -> (ReadyGroup, Duration) {
-        (
-            ReadyGroup { sequences, rows: sequences, capacity: u32::MAX, ..ReadyGroup::default() },
-            Duration::ZERO,
-        )
+        let away_us = f64::INFINITY;
+        let ready =
+            ReadyGroup { sequences, rows: sequences, away_us, capacity: u32::MAX, ..Default::default() };
+        (ready, Duration::ZERO)
     }
 
     #[test]
@@ -252,10 +275,14 @@ mod tests {
         assert_eq!(delay(11 * MS, ready(1)), Some(5_000));
         assert_eq!(delay(11 * MS, ready(0)), None, "no sequence is ready");
         assert_eq!(delay(11 * MS, ready(40)), None, "40 sequences do not wait for 8");
+        let returning = ReadyGroup { away_us: 5_000.0, ..ready(40).0 };
+        assert_eq!(delay(11 * MS, (returning, Duration::ZERO)), Some(5_000), "they would wait again, later");
         assert_eq!(delay(30 * MS, ready(6)), None, "long overdue sequences are not waited for");
-        let delayed =
-            (ReadyGroup { sequences: 6, rows: 6, capacity: u32::MAX, ..ReadyGroup::default() }, 10 * MS);
-        assert_eq!(delay(15 * MS, delayed), None, "the delay already equals the forward's time");
+        assert_eq!(
+            delay(15 * MS, (ready(6).0, 10 * MS)),
+            None,
+            "the delay already equals the forward's time"
+        );
     }
 
     #[test]
@@ -264,13 +291,34 @@ mod tests {
         (0..8).for_each(|key| times.arrived(key, 15 * MS, 3));
         (0..4).for_each(|key| times.answered(&key, 20 * MS));
         let delay = |missing, max_wait_us| {
-            let ready = ReadyGroup { sequences: 4, rows: 12, capacity: u32::MAX, missing, max_wait_us };
+            let ready =
+                ReadyGroup { sequences: 4, rows: 12, away_us: 0.0, capacity: u32::MAX, missing, max_wait_us };
             times.delay(21 * MS, (ready, Duration::ZERO), steep).map(|wait| wait.as_millis())
         };
         assert_eq!(delay(0, 0.0), None, "no single sequence is worth the delay");
         assert_eq!(delay(3, 10_000.0), Some(4));
         assert_eq!(delay(3, 2_000.0), None, "the wait would exceed the limit");
         assert_eq!(delay(5, 10_000.0), None, "fewer sequences are away than are missing");
+    }
+
+    #[test]
+    fn drafts_wait_for_decode_steps_that_would_follow_them_at_once() {
+        let mut times = ReturnTimes::default();
+        for key in 0..6 {
+            times.arrived(key, Duration::ZERO, 1);
+            times.answered(&key, MS);
+            times.arrived(key, 2 * MS, 1);
+            times.answered(&key, 20 * MS);
+        }
+        let delay = |away_us| {
+            let drafts = ReadyGroup { sequences: 2, rows: 6, away_us, ..ReadyGroup::default() };
+            let stairs = |rows: u32| 1_000.0 * if rows <= 6 { 16.0 } else { 30.0 };
+            times.delay(20 * MS, (drafts, Duration::ZERO), stairs).map(|wait| wait.as_micros())
+        };
+        // Apart, a round of each takes both forwards, 32 ms; together it takes 31.
+        assert_eq!(delay(2_000.0), Some(1_000));
+        assert_eq!(delay(15_000.0), None, "away for nearly all of the other forward");
+        assert_eq!(delay(f64::INFINITY), None, "prompts go on");
     }
 
     #[test]

@@ -170,12 +170,13 @@ impl Group {
         Self { members: vec![true; ready], capacity: u32::MAX, missing: 0, max_wait_us: 0.0 }
     }
 
-    /// The group's members among the `ready` steps it was formed of.
-    pub(crate) fn ready(&self, ready: &[LaneRows]) -> ReadyGroup {
+    /// The group's members among the `ready` steps it was formed of, away for `away_us` after the forward.
+    pub(crate) fn ready(&self, ready: &[LaneRows], away_us: f64) -> ReadyGroup {
         let members = || ready.iter().zip(&self.members).filter(|(_, is_member)| **is_member);
         ReadyGroup {
             sequences: members().count() as u32,
             rows: members().map(|(step, _)| step.rows.rows()).sum(),
+            away_us,
             capacity: self.capacity,
             missing: self.missing,
             max_wait_us: self.max_wait_us,
@@ -206,8 +207,9 @@ mod tests {
         let size = |most| GroupSize { max: most, min_complete: 4, max_wait_us: 1.0, by_lane: true };
         let group = Group::form(size(2), &waiting);
         assert_eq!(group.members, [true, true, true, false]);
-        let ready = ReadyGroup { sequences: 3, rows: 9, capacity: 0, missing: 0, max_wait_us: 1.0 };
-        assert_eq!(group.ready(&waiting), ready);
+        let ready =
+            ReadyGroup { sequences: 3, rows: 9, away_us: 5.0, capacity: 0, missing: 0, max_wait_us: 1.0 };
+        assert_eq!(group.ready(&waiting, 5.0), ready);
         let drafted = [waiting[0], waiting[2]];
         let group = Group::form(size(5), &drafted);
         assert_eq!((group.capacity, group.missing), (3, 2), "drafting steps wait for drafting steps");

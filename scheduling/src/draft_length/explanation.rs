@@ -51,6 +51,8 @@ pub enum ChoiceReason {
     Best,
     /// Another k has a higher prediction, but not by the required margin.
     WithinHysteresis,
+    /// A longer draft is best beside the present other lanes, but was not in the lane round before.
+    Confirming,
     /// It has just changed, and round times have not settled.
     Settling,
     /// It has just changed to the k with the highest prediction.

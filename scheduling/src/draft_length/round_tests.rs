@@ -81,6 +81,7 @@ fn rounds_are_compared_with_the_price_that_they_were_chosen_by() {
     let joint = JointLoad { least_gain: 0.0, ..joint };
     let others = Load { other_rows: 7, other_sequences: 7, other_plain_sequences: 7, ..Load::alone(1, 0.0) };
     let mut lane = DraftLength::new(1);
+    lane.choose(Load { joint, ..others }, &target, &draft);
     for _ in 0..40 {
         let k = lane.choose(Load { joint, ..others }, &target, &draft).num_draft_tokens;
         assert_eq!((k, lane.drafting), (1, Drafting::OneToken));

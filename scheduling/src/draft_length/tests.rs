@@ -321,6 +321,24 @@ fn rows_that_would_slow_other_lanes_down_are_not_free() {
 }
 
 #[test]
+fn a_draft_that_only_a_moment_allows_is_not_begun() {
+    // Six rows take half as long as seven.
+    let times = [(1, 10_000), (6, 10_000), (7, 20_000), (64, 191_000)];
+    let (target, draft) = (WorkerCost::new(StepTimes::of_rows(&times)), World::cost(|_| 300.0));
+    let beside = |others: u32| Load {
+        other_rows: others,
+        other_sequences: others,
+        other_plain_sequences: others,
+        joint: JointLoad { least_gain: 0.0, ..JointLoad::default() },
+        ..alone(1)
+    };
+    let mut lane = DraftLength::new(4);
+    let mut drafts = |others| lane.choose(beside(others), &target, &draft).num_draft_tokens > 0;
+    assert_eq!([7, 7, 6, 7, 7].map(&mut drafts), [false; 5], "a request ended, and another began");
+    assert_eq!([6, 6].map(drafts), [false, true]);
+}
+
+#[test]
 fn a_draft_worker_that_seldom_proposes_is_not_taken_for_one_that_is_wrong() {
     let world = world(&SHAPES[0], 0.9, 1);
     let mut run = Run::new(&world);
