@@ -160,14 +160,23 @@ impl<K: Ord + Copy> BatchFormer<K> {
     /// Decides about the steps that are `ready`, oldest first.
     pub fn decide(&mut self, now: Duration, ready: &[ReadyStep<K>]) -> Decision {
         let group = self.group(ready);
-        let members = ready.iter().zip(&group.members).filter(|(_, is_member)| **is_member);
-        let away_us = self.return_times.mean_away_us(members.map(|(step, _)| &step.key));
+        let away_us = self.away_us(ready, &group.members);
         let delay = self.delay(now, group.ready(&lane_rows(ready), away_us), mean_context(ready));
         if let Some(delay) = delay {
             self.delayed_since.get_or_insert(now);
             return Decision::Wait(delay.max(MIN_DELAY));
         }
         Decision::Run(Batch { prompt_rows: self.prompt_rows(ready, &group.members), members: group.members })
+    }
+
+    /// Mean time that a group of drafts will be away after its forward, in microseconds; infinite for others.
+    /// Decode steps return together with those that they miss, and what is left of a prompt runs in any forward.
+    fn away_us(&self, ready: &[ReadyStep<K>], members: &[bool]) -> f64 {
+        let group = ready.iter().zip(members).filter(|(_, is_member)| **is_member).map(|(step, _)| step);
+        match group.clone().all(|step| step.rows.tail > 0) {
+            true => self.return_times.mean_away_us(group.map(|step| &step.key)),
+            false => f64::INFINITY,
+        }
     }
 
     /// Maximum number of prompt rows in a forward of these steps. All decode steps wait for these rows, and

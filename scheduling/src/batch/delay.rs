@@ -23,7 +23,7 @@ pub(crate) struct ReadyGroup {
     pub(crate) sequences: u32,
     /// Number of their rows.
     pub(crate) rows: u32,
-    /// Mean time that they will be away after the forward, in microseconds; infinite if they wait for nobody.
+    /// Mean time that drafting sequences will be away after the forward, in microseconds; infinite for others.
     pub(crate) away_us: f64,
     /// How many more drafting sequences may join the group.
     pub(crate) capacity: u32,
@@ -51,8 +51,6 @@ pub(crate) struct DraftingSequences {
 struct ExpectedReturn {
     /// Microseconds from now; negative if it is overdue.
     due_us: f64,
-    /// Microseconds that it was away last time.
-    away_us: f64,
     /// Number of rows of its next step.
     rows: u32,
 }
@@ -126,8 +124,7 @@ impl<K: Ord> ReturnTimes<K> {
         found
     }
 
-    /// Mean time away of these sequences, in microseconds; infinite if one was never answered, because what is
-    /// left of its prompt can run in any forward.
+    /// Mean time away of these sequences, in microseconds; infinite if one was never answered.
     pub(crate) fn mean_away_us<'a>(&self, keys: impl Iterator<Item = &'a K>) -> f64
     where
         K: 'a,
@@ -143,8 +140,8 @@ impl<K: Ord> ReturnTimes<K> {
     /// Sequences that are away and expected back within `horizon_us`, soonest first.
     fn expected(&self, now: Duration, horizon_us: f64) -> Vec<ExpectedReturn> {
         let expected = |known: &ReturnTime| {
-            let (away_us, away) = (known.away_us?, micros(now.saturating_sub(known.answered_at?)));
-            Some(ExpectedReturn { due_us: away_us - away, away_us, rows: known.rows })
+            let away = micros(now.saturating_sub(known.answered_at?));
+            Some(ExpectedReturn { due_us: known.away_us? - away, rows: known.rows })
         };
         let near = |expected: &ExpectedReturn| {
             expected.due_us < horizon_us && expected.due_us > -OVERDUE_SHARE * horizon_us
@@ -210,19 +207,19 @@ fn best_wait_us(ready: ReadyGroup, expected: &[ExpectedReturn], step_us: impl Fn
     }
     let rows_of = |part: &[ExpectedReturn]| part.iter().map(|expected| expected.rows).sum::<u32>();
     // Total time lost by all sequences if the first `joined` are waited for. The others run in the next
-    // forward. If these are decode steps, which return at once, those of this forward find it running.
+    // forward. If there are decode steps among them, which wait for no drafts, drafts of this forward that return
+    // find it running.
     let lost_us = |joined: usize| {
         let (with, without) = expected.split_at(joined);
         let starts = with.last().map_or(0.0, |last| last.due_us.max(0.0));
         let ends = starts + step_us(ready.rows + rows_of(with));
         let next = if without.is_empty() { 0.0 } else { step_us(rows_of(without)) };
-        let decodes = without.iter().any(|known| known.rows <= 1);
-        let ends_with_wait = |away_us: f64| ends + if decodes { (next - away_us).max(0.0) } else { 0.0 };
-        let of_with: f64 =
-            with.iter().map(|known| ends_with_wait(known.away_us) - known.due_us.max(0.0)).sum();
+        let decodes_follow = without.iter().any(|known| known.rows <= 1);
+        let waits_again = if decodes_follow { (next - ready.away_us).max(0.0) } else { 0.0 };
+        let of_with: f64 = with.iter().map(|expected| ends - expected.due_us.max(0.0)).sum();
         let of_without: f64 =
             without.iter().map(|expected| (ends - expected.due_us.max(0.0)).max(0.0) + next).sum();
-        f64::from(ready.sequences) * ends_with_wait(ready.away_us) + of_with + of_without
+        f64::from(ready.sequences) * (ends + waits_again) + of_with + of_without
     };
     let candidates = (1..=NUM_COMPARED).map(|part| (total * part).div_ceil(NUM_COMPARED));
     let (best, lost) = candidates
@@ -259,7 +256,7 @@ mod tests {
         times
     }
 
-    /// This many ready sequences with prompts.
+    /// This many ready sequences without drafts.
     fn ready(sequences: u32) -> (ReadyGroup, Duration) {
         let away_us = f64::INFINITY;
         let ready =
@@ -276,7 +273,11 @@ mod tests {
         assert_eq!(delay(11 * MS, ready(0)), None, "no sequence is ready");
         assert_eq!(delay(11 * MS, ready(40)), None, "40 sequences do not wait for 8");
         let returning = ReadyGroup { away_us: 5_000.0, ..ready(40).0 };
-        assert_eq!(delay(11 * MS, (returning, Duration::ZERO)), Some(5_000), "they would wait again, later");
+        assert_eq!(
+            delay(11 * MS, (returning, Duration::ZERO)),
+            Some(5_000),
+            "drafts would wait for them later"
+        );
         assert_eq!(delay(30 * MS, ready(6)), None, "long overdue sequences are not waited for");
         assert_eq!(
             delay(15 * MS, (ready(6).0, 10 * MS)),
@@ -318,7 +319,7 @@ mod tests {
         // Apart, a round of each takes both forwards, 32 ms; together it takes 31.
         assert_eq!(delay(2_000.0), Some(1_000));
         assert_eq!(delay(15_000.0), None, "away for nearly all of the other forward");
-        assert_eq!(delay(f64::INFINITY), None, "prompts go on");
+        assert_eq!(delay(f64::INFINITY), None, "without drafts they would return together");
     }
 
     #[test]
