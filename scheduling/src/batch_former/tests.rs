@@ -64,6 +64,24 @@ fn a_tree_runs_more_rows_per_forward_where_they_are_free() {
 }
 
 #[test]
+fn drafts_wait_for_decode_steps_unless_they_are_away_for_long() {
+    let decide = |drafted_at| {
+        let times = [(1, 16_000), (6, 16_000), (7, 30_000), (64, 30_000)];
+        let mut former = BatchFormer::new(StepTimes::of_rows(&times), GroupRules::default());
+        away(&mut former, "abcdef");
+        let drafts = ['g', 'h'].map(|key| step(key, (1, 2)));
+        for draft in drafts {
+            former.arrived(Duration::ZERO, draft.key, draft.rows);
+            former.answered(MS, &draft.key);
+            former.arrived(drafted_at, draft.key, draft.rows);
+        }
+        former.decide(14 * MS, &drafts)
+    };
+    assert_eq!(decide(3 * MS), Decision::Wait(MS));
+    assert_eq!(decide(14 * MS), run(&[true, true]));
+}
+
+#[test]
 fn a_forgotten_sequence_is_not_waited_for() {
     let mut former = flat();
     away(&mut former, "ab");
