@@ -63,6 +63,16 @@ pub struct PrecomputedDraft {
     pub context_done: usize,
     /// For each context id but the first, whether the worker guessed it.
     pub agreed: Vec<bool>,
+    /// When the branch had been drafted to its end. The router was sent it then.
+    pub ended_at: Option<Instant>,
+}
+
+impl PrecomputedDraft {
+    /// Whether the router had guesses to verify before it sent the step that arrived at `received`. It does not
+    /// wait for that step's answer.
+    fn was_sent_before(&self, received: Instant) -> bool {
+        !self.guesses.is_empty() && self.ended_at.is_some_and(|ended_at| ended_at <= received)
+    }
 }
 
 /// The branches of all sequences whose proposals are being verified. See the module documentation.
@@ -233,7 +243,19 @@ impl DraftAhead {
         (key, step, cached): (&SequenceKey, &Step, &CachedSequence),
         received: Instant,
     ) -> Option<PrecomputedDraft> {
-        self.gain_tracker.record_admission(received);
+        let found = self.take_branch(executor, (key, step, cached));
+        let is_at_router = found.as_ref().is_some_and(|found| found.was_sent_before(received));
+        if !is_at_router {
+            self.gain_tracker.record_admission(received);
+        }
+        found
+    }
+
+    fn take_branch<M: StepExecutor>(
+        &mut self,
+        executor: &mut M,
+        (key, step, cached): (&SequenceKey, &Step, &CachedSequence),
+    ) -> Option<PrecomputedDraft> {
         let proposal = self.remove(key)?;
         let num_asked = match step.work {
             Work::Propose { num_draft_tokens, .. } => Some(num_draft_tokens as usize),
@@ -247,12 +269,9 @@ impl DraftAhead {
             let consumed = branch
                 .num_committed_guesses(cached.ids())
                 .filter(|_| found.is_none() && num_asked.is_some() && is_same);
-            match (consumed, branch.into_task()) {
-                (Some(consumed), Some((task, differs_at))) => {
-                    found = Some(branch::found(task, (consumed, differs_at), step));
-                }
-                (_, Some((task, _))) => executor.close(task.slot),
-                (_, None) => {}
+            match consumed {
+                Some(consumed) => found = branch.into_draft(consumed, step),
+                None => branch.close(executor),
             }
         }
         if let Some(num_asked) = num_asked {
@@ -304,10 +323,6 @@ impl AheadProposal {
     }
 
     fn close<M: StepExecutor>(self, executor: &mut M) {
-        for branch in self.branches.into_iter().flatten() {
-            if let Some((task, _)) = branch.into_task() {
-                executor.close(task.slot);
-            }
-        }
+        self.branches.into_iter().flatten().for_each(|branch| branch.close(executor));
     }
 }

@@ -36,7 +36,8 @@ pub(super) struct Branch {
     /// `None` while the task runs.
     task: Option<Task>,
     slot: Slot,
-    is_finished: bool,
+    /// When it had been drafted to its end, or was dropped.
+    ended_at: Option<Instant>,
     /// Position where the outcome differs from the chain; `None` if the whole chain is accepted.
     differs_at: Option<u32>,
 }
@@ -167,13 +168,13 @@ impl SentProposal {
         let step = Step { base_len: end, append_ids: vec![token_id], work, ..self.step.clone() };
         let mut task = Task::new(self.key, slot, step, cached, Instant::now());
         task.prefix = PrefixLookup::Done;
-        Some(Branch { task: Some(task), slot, is_finished: false, differs_at })
+        Some(Branch { task: Some(task), slot, ended_at: None, differs_at })
     }
 }
 
 impl Branch {
     pub(super) fn is_unfinished(&self) -> bool {
-        !self.is_finished
+        self.ended_at.is_none()
     }
 
     pub(super) fn has_guesses(&self) -> bool {
@@ -181,7 +182,7 @@ impl Branch {
     }
 
     pub(super) fn take_unfinished(&mut self) -> Option<Task> {
-        if self.is_finished { None } else { self.task.take() }
+        if self.is_unfinished() { self.task.take() } else { None }
     }
 
     pub(super) fn owns_task(&self, task: &Task) -> bool {
@@ -189,18 +190,19 @@ impl Branch {
     }
 
     pub(super) fn put_back(&mut self, task: Task, is_finished: bool) {
-        self.is_finished = is_finished;
+        self.ended_at = is_finished.then(Instant::now);
         self.task = Some(task);
     }
 
     /// Marks the branch as finished after its task was dropped.
     pub(super) fn mark_finished(&mut self) {
-        self.is_finished = true;
+        self.ended_at = Some(Instant::now());
     }
 
-    /// Returns the task and the position where its outcome differs from the chain.
-    pub(super) fn into_task(self) -> Option<(Task, Option<u32>)> {
-        self.task.map(|task| (task, self.differs_at))
+    pub(super) fn close<M: StepExecutor>(self, executor: &mut M) {
+        if let Some(task) = self.task {
+            executor.close(task.slot);
+        }
     }
 
     /// Returns how many of the branch's guesses were committed, if `committed` is this outcome followed by
@@ -213,18 +215,16 @@ impl Branch {
         let is_it = committed[..end] == task.cached.ids()[..end] && committed[end..] == guesses[..consumed];
         is_it.then_some(consumed)
     }
-}
 
-/// Converts a branch to the work that it saves `step`, once `consumed` of its guesses are committed.
-pub(super) fn found(
-    task: Task,
-    (consumed, differs_at): (usize, Option<u32>),
-    step: &Step,
-) -> PrecomputedDraft {
-    let guesses = task.guesses.token_ids[consumed..].to_vec();
-    let candidates = task.candidates.get(consumed..).unwrap_or_default().to_vec();
-    // The last guess has not run yet; if it is committed, its row is still missing.
-    let context_done = step.append_ids.len() - usize::from(guesses.is_empty());
-    let agreed = (step.base_len + 1..step.start()).map(|position| Some(position) != differs_at).collect();
-    PrecomputedDraft { slot: task.slot, guesses, candidates, context_done, agreed }
+    /// Converts the branch to the work that it saves `step`, once `consumed` of its guesses are committed.
+    pub(super) fn into_draft(self, consumed: usize, step: &Step) -> Option<PrecomputedDraft> {
+        let Self { task, differs_at, ended_at, .. } = self;
+        let task = task?;
+        let guesses = task.guesses.token_ids[consumed..].to_vec();
+        let candidates = task.candidates.get(consumed..).unwrap_or_default().to_vec();
+        // The last guess has not run yet; if it is committed, its row is still missing.
+        let context_done = step.append_ids.len() - usize::from(guesses.is_empty());
+        let agreed = (step.base_len + 1..step.start()).map(|position| Some(position) != differs_at).collect();
+        Some(PrecomputedDraft { slot: task.slot, guesses, candidates, context_done, agreed, ended_at })
+    }
 }

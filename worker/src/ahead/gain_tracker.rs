@@ -60,7 +60,7 @@ impl GainTracker {
         self.last_branch_forward = Some((began, ended));
     }
 
-    /// Records the admission of a step that arrived at `received`.
+    /// Records the admission of a step that arrived at `received`, if its router waits for the answer.
     pub(super) fn record_admission(&mut self, received: Instant) {
         if let Some((began, ended)) = self.last_branch_forward {
             self.lost_secs += ended.saturating_duration_since(received.max(began)).as_secs_f64();

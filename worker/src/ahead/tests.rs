@@ -163,12 +163,17 @@ impl Bench {
 
     /// Sends the next step, after these ids were committed.
     fn asked(&mut self, base: u32, committed: &[TokenId]) -> Option<PrecomputedDraft> {
+        self.asked_at(Instant::now(), base, committed)
+    }
+
+    /// The same for a step that arrived at `received`.
+    fn asked_at(&mut self, received: Instant, base: u32, committed: &[TokenId]) -> Option<PrecomputedDraft> {
         let held = self.table.get_mut(&KEY).expect("held");
         let cached = held.cached.as_mut().expect("idle");
         let step = step(base, committed, 3);
         cached.truncate(base);
         cached.append(committed);
-        let found = self.ahead.take(&mut self.executor, (&KEY, &step, cached), Instant::now());
+        let found = self.ahead.take(&mut self.executor, (&KEY, &step, cached), received);
         if let Some(found) = &found {
             assert_eq!(
                 self.executor.slots[&found.slot] as usize + 1,
@@ -287,6 +292,27 @@ fn a_branch_that_ends_is_sent_with_the_outcome_that_it_follows() {
     assert!(bench.drafted.len() <= 8, "each branch once: {:?}", bench.drafted);
     // The router's step still finds the branch.
     assert_eq!(bench.asked(4, &[40, 51]).map(|found| found.guesses), Some(vec![60, 70, 80]));
+}
+
+#[test]
+fn a_wait_for_what_the_router_has_is_no_loss() {
+    // A step arrives while a forward of branches runs. Guesses save nothing here, because no forward of steps was
+    // measured; so one wait that counts is a loss, and drafting ahead pauses.
+    let hits = |forwards_before: usize| {
+        let mut bench = Bench::empty(7);
+        for _ in 0..200 {
+            bench.propose((KEY, 1), &[]);
+            (0..forwards_before).for_each(|_| _ = bench.forward());
+            let received = Instant::now();
+            bench.forward();
+            bench.asked_at(received, 4, &[41]);
+            bench.table.get_mut(&KEY).expect("held").cached = Some(CachedSequence::default());
+            bench.executor.slots.values_mut().for_each(|held| *held = 0);
+        }
+        bench.ahead.stats().hits
+    };
+    assert!(hits(1) < 100, "the router waits for a branch that has not ended");
+    assert_eq!(hits(4), 200, "the branch had ended and was sent");
 }
 
 #[test]
