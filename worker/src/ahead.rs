@@ -63,13 +63,13 @@ pub struct PrecomputedDraft {
     pub context_done: usize,
     /// For each context id but the first, whether the worker guessed it.
     pub agreed: Vec<bool>,
-    /// When the branch had been drafted to its end. The router was sent it then.
-    pub ended_at: Option<Instant>,
+    /// When the branch had been drafted to its end and was sent to the router.
+    ended_at: Option<Instant>,
 }
 
 impl PrecomputedDraft {
-    /// Whether the router had guesses to verify before it sent the step that arrived at `received`. It does not
-    /// wait for that step's answer.
+    /// Whether the router was sent these guesses before the step arrived at `received`. It then does not wait
+    /// for that step's answer.
     fn was_sent_before(&self, received: Instant) -> bool {
         !self.guesses.is_empty() && self.ended_at.is_some_and(|ended_at| ended_at <= received)
     }

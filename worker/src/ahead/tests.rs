@@ -296,8 +296,8 @@ fn a_branch_that_ends_is_sent_with_the_outcome_that_it_follows() {
 
 #[test]
 fn a_wait_for_what_the_router_has_is_no_loss() {
-    // A step arrives while a forward of branches runs. Guesses save nothing here, because no forward of steps was
-    // measured; so one wait that counts is a loss, and drafting ahead pauses.
+    // A step arrives while a forward of branches runs. Guesses save nothing here, because no forward of steps
+    // was measured; so one wait that counts is a loss, and drafting ahead pauses.
     let hits = |forwards_before: usize| {
         let mut bench = Bench::empty(7);
         for _ in 0..200 {
